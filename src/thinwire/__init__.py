@@ -1,0 +1,1 @@
+"""thinwire trains PyTorch models over thin wires."""

@@ -1,0 +1,63 @@
+"""Error feedback: what a message lost is added to the next one. A wrapper with a scheme's own interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+import torch
+
+from thinwire import kernels
+from thinwire.bucket import Bucket
+from thinwire.memory import Memory
+from thinwire.scheme import Conversation, Knob, Scheme
+
+
+@dataclass(frozen=True)
+class Feedback(Scheme):
+    """A scheme that remembers what its messages lost.
+
+    1. a = g + e, the gradient and what is still owed.
+    2. The scheme converses about a, and says what its own message lost: `lost = a - said`.
+    3. If the group's mean is finite, e = lost. Else e stays as it was: the mean is the same on all workers, so all
+       decide alike, and no residual ever absorbs an Inf or a NaN.
+
+    Law: over any number of steps, sum of means + mean of residuals = sum of mean gradients.
+    """
+
+    scheme: Scheme
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.scheme.unbiased
+
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    @property
+    def spec(self) -> str:
+        return self.scheme.spec
+
+    @property
+    def knob(self) -> Knob | None:
+        return self.scheme.knob
+
+    @property
+    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
+        return self.scheme.shared_state
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        residual = memory.flat("residual", bucket.layout)
+        bucket.flat.add_(residual)
+        if bucket.lost is None:
+            lost = bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
+            bucket = replace(bucket, lost=lost)
+        mean = yield from self.scheme.converse(bucket, memory, level)
+        if kernels.all_finite(mean):
+            residual.copy_(bucket.lost)
+        return mean

@@ -1,0 +1,60 @@
+"""fp32, fp16, bf16: the gradient itself, in at most so many bits. The baselines every other scheme must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from thinwire import kernels
+from thinwire.bucket import Bucket
+from thinwire.memory import Memory
+from thinwire.requests import Sum
+from thinwire.scheme import Conversation, Scheme
+
+
+class _Cast(Scheme):
+    """Divide by the number of workers, cast, sum.
+
+    The division comes first, as in plain DDP: the same bits come out, and 16-bit sums do not overflow where the mean
+    does not. A cast never widens: a bfloat16 gradient stays 16 bits under fp32.
+    """
+
+    unbiased: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+    any_float: ClassVar[bool] = True
+    dtype: ClassVar[torch.dtype]
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        flat = bucket.flat
+        if flat.element_size() <= self.dtype.itemsize and (flat.element_size() > 2 or flat.dtype is self.dtype):
+            return (yield Sum(flat.mul_(1.0 / bucket.workers)))
+        narrow = bucket.scratch.take("cast", flat.numel(), self.dtype, flat.device)
+        kernels.scale_cast(flat, 1.0 / bucket.workers, narrow)
+        total = yield Sum(narrow)
+        return flat.copy_(total)
+
+
+@dataclass(frozen=True)
+class FP32(_Cast):
+    """Plain DDP: 32 bits, summed."""
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+    summary: ClassVar[str] = "what plain DDP sends; the exact reference"
+
+
+@dataclass(frozen=True)
+class FP16(_Cast):
+    """IEEE half precision: 11 significant bits, overflows past 65504."""
+
+    dtype: ClassVar[torch.dtype] = torch.float16
+    summary: ClassVar[str] = "half the bytes, nothing to tune; the baseline to beat"
+
+
+@dataclass(frozen=True)
+class BF16(_Cast):
+    """bfloat16: the range of float32 with 8 significant bits."""
+
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    summary: ClassVar[str] = "half the bytes and no overflow, at 3 bits less precision than fp16"
