@@ -20,8 +20,11 @@ class Memory:
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
         self._flats: dict[tuple[str, tuple[str, ...]], Tensor] = {}
+        self.names: set[str] = set()
 
     def add(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Remember a parameter, with what a scheme's `init` made for it."""
+        self.names.add(name)
         for key, tensor in state.items():
             self._tensors[name, key] = tensor
 
