@@ -1,0 +1,4 @@
+#include "common.h"
+namespace thinwire {
+void bind_quantize(nb::module_&) {}
+}  // namespace thinwire
