@@ -26,7 +26,11 @@ def run(model, optimizer, steps):
 
 def start(bucket_cap_mb, spec, feedback):
     model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), tw.attach(model, spec, feedback=feedback)
+    return (
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        tw.attach(model, spec, feedback=feedback),
+    )
 
 
 def through_a_file(state):
@@ -39,7 +43,11 @@ def through_a_file(state):
 def _save_and_go_on(spec, feedback, folder):
     model, optimizer, wire = start(MANY_BUCKETS, spec, feedback)
     run(model, optimizer, range(4))
-    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "wire": wire.state_dict()}
+    state = {
+        "model": model.module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "wire": wire.state_dict(),
+    }
     torch.save(state, f"{folder}/{dist.get_rank()}.pt")
     run(model, optimizer, range(4, 9))
     wire.close()

@@ -171,7 +171,10 @@ def _ddp_options(options, accumulate):
 )
 def test_ddp_options_and_accumulation(options, accumulate):
     if options.get("static_graph") and accumulate > 1:
-        options = options | {"static_graph": False, "find_unused_parameters": True}  # PyTorch forbids the pair
+        options = options | {
+            "static_graph": False,
+            "find_unused_parameters": True,
+        }  # PyTorch forbids the pair
     results = run_world(_ddp_options, 2, options, accumulate)
     for number in range(3):
         assert_replicas_equal([outcomes[number] for outcomes in results])

@@ -52,7 +52,7 @@ def ends(script: str, workers: int, timeout: float = 90) -> list[tuple[int, str,
 
 
 def test_an_error_on_the_lane_surfaces_in_training_with_its_traceback():
-    zero, one = ends('tw.attach(model, Broken()); train(model, 5)', 2)
+    zero, one = ends("tw.attach(model, Broken()); train(model, 5)", 2)
     code, _, err = zero
     assert code == 1
     assert "ArithmeticError: the scheme is broken" in err and "in converse" in err

@@ -18,7 +18,9 @@ def gradients(model, step, poison=None):
     model.zero_grad()
     handle = None
     if poison is not None and dist.get_rank() == 1:
-        handle = model.module[0].weight.register_hook(lambda grad: grad.index_fill(1, torch.tensor([3]), poison))
+        handle = model.module[0].weight.register_hook(
+            lambda grad: grad.index_fill(1, torch.tensor([3]), poison)
+        )
     loss_of(model, step).backward()
     if handle:
         handle.remove()

@@ -72,7 +72,9 @@ class Wire:
         self.step = 0
         self._names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
         self._exempt = {
-            name for name, p in model.module.named_parameters() if p.requires_grad and _exempted(exempt, scheme, name, p)
+            name
+            for name, p in model.module.named_parameters()
+            if p.requires_grad and _exempted(exempt, scheme, name, p)
         }
         self.memory = Memory()
         for name, parameter in model.module.named_parameters():
@@ -181,7 +183,9 @@ class Wire:
         failed = next((job.error for job in self._jobs if job.error is not None), None)
         self._jobs = []
         if failed is not None:
-            raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
+            raise RuntimeError(
+                f"the gradients of step {self.step} could not be exchanged: {failed}"
+            ) from failed
         self.step += 1
 
     def _plan(self, grads: dist.GradBucket) -> _Plan:
@@ -205,7 +209,9 @@ class Wire:
             bucket = Bucket(
                 flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch
             )
-            talk = self.exchange.answer_all(self.scheme.converse(bucket, self.memory, self.scheme.level), scratch)
+            talk = self.exchange.answer_all(
+                self.scheme.converse(bucket, self.memory, self.scheme.level), scratch
+            )
             try:
                 collectives = [*alongside, *next(talk)]
                 while True:
@@ -232,7 +238,9 @@ class Wire:
             return buffer[start:stop], None
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
-        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None
+        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(
+            self.scheme, Feedback
+        ) else None
 
 
 @dataclass(frozen=True)
@@ -240,7 +248,9 @@ class _Share:
     """Some tensors of a buffer: their layout end to end, and the runs of memory to copy between the two."""
 
     layout: Layout
-    places: tuple[tuple[tuple[int, int], tuple[int, int]], ...]  # ((start, stop) in the buffer, in the layout)
+    places: tuple[
+        tuple[tuple[int, int], tuple[int, int]], ...
+    ]  # ((start, stop) in the buffer, in the layout)
 
     @property
     def numel(self) -> int:

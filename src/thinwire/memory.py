@@ -32,7 +32,9 @@ class Memory:
         return self._tensors[name_key]
 
     def __setitem__(self, name_key: tuple[str, str], tensor: Tensor) -> None:
-        assert name_key in self._tensors, f"{name_key} is not in this memory: a scheme's init() declares what it keeps"
+        assert name_key in self._tensors, (
+            f"{name_key} is not in this memory: a scheme's init() declares what it keeps"
+        )
         kept = self._tensors[name_key]
         if kept.shape == tensor.shape and kept.dtype == tensor.dtype:
             kept.copy_(tensor)
@@ -81,7 +83,9 @@ class Memory:
         for (name, key), kept in self._tensors.items():
             tensor = state[name][key]
             if tensor.shape != kept.shape:
-                raise ValueError(f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}")
+                raise ValueError(
+                    f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}"
+                )
         for name, key in given:
             self[name, key] = state[name][key].to(self._tensors[name, key].device)
 

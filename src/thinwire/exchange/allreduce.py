@@ -47,7 +47,9 @@ class AllReduce:
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         if self.route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
-            raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
+            raise ValueError(
+                f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather"
+            )
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
@@ -109,7 +111,9 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", size * self.workers)
         arithmetic.encode_padded(codec, bucket, level, own)
         yield [AllGathered(all_, own)]
-        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
+        arithmetic.add_payloads(
+            codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat
+        )
         return bucket.flat
 
     def _two_shot(self, mean: Mean) -> Talk:
