@@ -62,7 +62,5 @@ def test_imports_run_one_way(path):
 def test_the_network_stays_in_its_places(path):
     if area(path) not in NETWORK:
         assert not [name for name in imports(path) if name.startswith("torch.distributed")]
-        attributes = (
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
-        )
+        attributes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
         assert "torch.distributed" not in {ast.unparse(node) for node in attributes}

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
 from models import digest, mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
-from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
-
-import thinwire as tw
 from thinwire import checkpoint
+from world import run_world
 
 
 def run(model, optimizer, steps):

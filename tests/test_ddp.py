@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest, mlp
-from specs import every_spec
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest, mlp
+from specs import every_spec
+from world import run_world
 
 MANY_BUCKETS = 0.01  # MB: several buckets even for these small models
 

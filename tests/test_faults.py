@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
-from models import mlp
-from ranks import launch, outcome
-from test_ddp import MANY_BUCKETS, train
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import mlp
+from ranks import launch, outcome
+from test_ddp import train
 from thinwire.requests import Sum
 from thinwire.scheme import Scheme
+from world import run_world
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
 from models import digest, mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, assert_replicas_equal, loss_of
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel as DDP
 from world import run_world
-
-import thinwire as tw
 
 
 def gradients(model, step, poison=None):
@@ -18,9 +18,7 @@ def gradients(model, step, poison=None):
     model.zero_grad()
     handle = None
     if poison is not None and dist.get_rank() == 1:
-        handle = model.module[0].weight.register_hook(
-            lambda grad: grad.index_fill(1, torch.tensor([3]), poison)
-        )
+        handle = model.module[0].weight.register_hook(lambda grad: grad.index_fill(1, torch.tensor([3]), poison))
     loss_of(model, step).backward()
     if handle:
         handle.remove()

@@ -1,9 +1,9 @@
 """Spec text: parsed without eval, and every mistake is answered with what is known."""
 
 import pytest
-from specs import every_spec
 
 import thinwire as tw
+from specs import every_spec
 from thinwire.schemes import parse, registry
 
 

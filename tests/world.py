@@ -15,9 +15,7 @@ from typing import Any
 
 # Forked from a server that has imported torch once: a rank starts in tens of milliseconds instead of seconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.checkpoint", "thinwire"]
-)  # DDP imports _dynamo
+_context.set_forkserver_preload(["torch._dynamo", "torch.distributed.checkpoint", "thinwire"])  # DDP imports _dynamo
 
 
 def run_world(

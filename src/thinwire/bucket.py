@@ -99,9 +99,7 @@ class Layout:
             if a < b:
                 whole = (a, b) == (segment.start, segment.stop)
                 shape = segment.shape if whole else (b - a,)
-                pieces.append(
-                    Segment(segment.name, a - start, b - start, shape, segment.offset + a - segment.start)
-                )
+                pieces.append(Segment(segment.name, a - start, b - start, shape, segment.offset + a - segment.start))
         return Layout(pieces)
 
 

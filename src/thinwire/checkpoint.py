@@ -59,9 +59,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state in states:
         for key in ("format", "scheme", "workers", "step", "seed"):
             if state[key] != merged[key]:
-                raise ValueError(
-                    f"these states are not of one run: {key} is {merged[key]!r} and {state[key]!r}"
-                )
+                raise ValueError(f"these states are not of one run: {key} is {merged[key]!r} and {state[key]!r}")
         merged |= {key: value for key, value in state.items() if _is_part(key)}
     return merged
 
@@ -83,9 +81,7 @@ def load(wire: Wire, state: Mapping[str, Any]) -> None:
         taken = state[part(worker)]
     else:
         taken = _at_other_size(own, state, workers, worker)
-    together: State = {
-        name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in {**shared, **own}
-    }
+    together: State = {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in {**shared, **own}}
     wire.memory.load_state_dict({name: entry for name, entry in together.items() if entry})
     wire.step = int(state["step"])
     wire.exchange.ledger.load({key: float(value) for key, value in state["ledger"].items()})

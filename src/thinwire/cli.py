@@ -21,18 +21,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")
-]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 
 
 @app.command("list")
 def list_(json_file: Json = None) -> None:
     """The schemes: what each is for, what can be turned, and whether it needs error memory."""
     rows = [_describe(name) for name in registry()]
-    table = Table(
-        "scheme", "options and defaults", "knob (fewest bytes first)", "error memory", "what it is for"
-    )
+    table = Table("scheme", "options and defaults", "knob (fewest bytes first)", "error memory", "what it is for")
     for row in rows:
         memory = "not needed" if row["unbiased"] else "on by default"
         table.add_row(row["name"], row["spec"], row["knob"], memory, row["summary"])

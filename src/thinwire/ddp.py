@@ -152,9 +152,7 @@ class Wire:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
 
         buffer = grads.buffer()
-        future: torch.futures.Future[Tensor] = torch.futures.Future(
-            devices=[buffer.device] if buffer.is_cuda else None
-        )
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
         def done(job: Job) -> None:
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
@@ -167,9 +165,7 @@ class Wire:
         plan, step = self._plan(grads), self.step
         self.exchange.ledger.add(bytes_dense=buffer.numel() * buffer.element_size())
         self._jobs.append(
-            lane.submit(
-                lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done
-            )
+            lane.submit(lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done)
         )
         if grads.is_last() and not in_backward:
             self.step += 1
@@ -183,9 +179,7 @@ class Wire:
         failed = next((job.error for job in self._jobs if job.error is not None), None)
         self._jobs = []
         if failed is not None:
-            raise RuntimeError(
-                f"the gradients of step {self.step} could not be exchanged: {failed}"
-            ) from failed
+            raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
         self.step += 1
 
     def _plan(self, grads: dist.GradBucket) -> _Plan:
@@ -206,12 +200,8 @@ class Wire:
 
         if plan.compressed.numel:
             flat, lost = self._working_copy(buffer, plan, scratch)
-            bucket = Bucket(
-                flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch
-            )
-            talk = self.exchange.answer_all(
-                self.scheme.converse(bucket, self.memory, self.scheme.level), scratch
-            )
+            bucket = Bucket(flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch)
+            talk = self.exchange.answer_all(self.scheme.converse(bucket, self.memory, self.scheme.level), scratch)
             try:
                 collectives = [*alongside, *next(talk)]
                 while True:
@@ -238,9 +228,7 @@ class Wire:
             return buffer[start:stop], None
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
-        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(
-            self.scheme, Feedback
-        ) else None
+        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None
 
 
 @dataclass(frozen=True)
@@ -248,9 +236,7 @@ class _Share:
     """Some tensors of a buffer: their layout end to end, and the runs of memory to copy between the two."""
 
     layout: Layout
-    places: tuple[
-        tuple[tuple[int, int], tuple[int, int]], ...
-    ]  # ((start, stop) in the buffer, in the layout)
+    places: tuple[tuple[tuple[int, int], tuple[int, int]], ...]  # ((start, stop) in the buffer, in the layout)
 
     @property
     def numel(self) -> int:

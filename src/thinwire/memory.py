@@ -32,9 +32,7 @@ class Memory:
         return self._tensors[name_key]
 
     def __setitem__(self, name_key: tuple[str, str], tensor: Tensor) -> None:
-        assert name_key in self._tensors, (
-            f"{name_key} is not in this memory: a scheme's init() declares what it keeps"
-        )
+        assert name_key in self._tensors, f"{name_key} is not in this memory: a scheme's init() declares what it keeps"
         kept = self._tensors[name_key]
         if kept.shape == tensor.shape and kept.dtype == tensor.dtype:
             kept.copy_(tensor)

@@ -108,9 +108,7 @@ class Codec(Scheme):
 
     def payload(self, bucket: Bucket, level: float) -> Payload:
         """`encode` into memory kept by the bucket's scratch."""
-        data = bucket.scratch.take(
-            "payload", self.nbytes(bucket.layout, level), torch.uint8, bucket.flat.device
-        )
+        data = bucket.scratch.take("payload", self.nbytes(bucket.layout, level), torch.uint8, bucket.flat.device)
         self.encode(bucket, level, data)
         return Payload(data, self, level)
 

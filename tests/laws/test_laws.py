@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from specs import every_spec
 
 import thinwire as tw
+from specs import every_spec
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec
 from thinwire.schemes import parse
@@ -32,9 +32,7 @@ def error(estimate, exact):
 @pytest.mark.parametrize("spec", every_spec())
 def test_shape_and_dtype_come_back(spec, dtype):
     simulation = tw.Simulation(spec, workers=2)
-    named = [
-        {"w": gradient(37, 53, seed=i, dtype=dtype), "b": gradient(11, seed=i, dtype=dtype)} for i in range(2)
-    ]
+    named = [{"w": gradient(37, 53, seed=i, dtype=dtype), "b": gradient(11, seed=i, dtype=dtype)} for i in range(2)]
     mean = simulation.reduce(named)
     assert list(mean) == ["w", "b"]
     for name, tensor in mean.items():

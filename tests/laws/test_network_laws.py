@@ -1,30 +1,33 @@
 """The network gives what the virtual workers get, bit for bit where the arithmetic allows, and counts what it sends."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+from test_laws import gradient
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
 from models import mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, train
-from test_laws import gradient
-from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
-
-import thinwire as tw
 from thinwire.bucket import Bucket, Layout
 from thinwire.exchange import collectives
 from thinwire.feedback import wrap
 from thinwire.memory import Memory
 from thinwire.schemes import parse
+from world import run_world
 
 SHAPES = [("w", (37, 53)), ("b", (11,)), ("v", (8, 200))]
 STEPS = 3
 
 
 def inputs(step, worker):
-    return {
-        name: gradient(*shape, seed=1000 * step + 10 * worker + i) for i, (name, shape) in enumerate(SHAPES)
-    }
+    return {name: gradient(*shape, seed=1000 * step + 10 * worker + i) for i, (name, shape) in enumerate(SHAPES)}
 
 
 def on_the_network(spec, feedback, route):
@@ -123,46 +126,34 @@ def test_the_ledger_counts_the_tensors_given_to_collectives():
             assert all(type(key) is str and type(value) is float for key, value in told.items())
 
 
-def loopback_bytes():
-    with open("/proc/net/dev") as file:
-        line = next(line for line in file if line.strip().startswith("lo:"))
-    return int(line.split()[9])
+@pytest.fixture(scope="module")
+def traffic():
+    """{"SPEC WORKERS": [(bytes the interface saw, bytes each rank counted)]} on a loopback of its own."""
+    script = Path(__file__).parent.parent / "loopback.py"
+    run = subprocess.run(
+        [sys.executable, script, "fp32", "fp16", "qsgd(bits=4)"], capture_output=True, text=True, timeout=150
+    )
+    if "cannot make a network namespace" in run.stderr:
+        pytest.skip("this user may not make network namespaces, and a shared loopback carries others' traffic")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
 
 
-def _traffic(spec):
-    """[(bytes that loopback saw from all ranks, bytes that this rank says it sent)] of several steps."""
-    model = DDP(torch.nn.Linear(1500, 1000, bias=False), bucket_cap_mb=25)
-    rounds = []
-    with tw.attach(model, spec) as wire:
-        for _ in range(9):
-            dist.barrier()
-            before, sent = loopback_bytes(), wire.stats()["bytes_sent"]
-            dist.barrier()
-            model(torch.randn(4, 1500)).sum().backward()
-            dist.barrier()
-            rounds.append((loopback_bytes() - before, wire.stats()["bytes_sent"] - sent))
-            dist.barrier()
-    return rounds[1:]  # the first makes connections and rebuilds the buckets
+def test_bytes_sent_are_what_the_interface_saw(traffic):
+    """TCP and the barriers around the measurement add a little."""
+    for case, ranks in traffic.items():
+        sent = sum(sent for _, sent in ranks)
+        seen = min(seen for seen, _ in ranks)
+        assert sent <= seen <= 1.03 * sent, case
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.parametrize("spec", ["fp32", "fp16", "qsgd(bits=4)"])
-def test_bytes_sent_are_what_the_interface_saw(spec, workers):
-    """Others may use loopback too, so the quietest of several steps counts; TCP and the barriers add a little."""
-    results = run_world(_traffic, workers, spec)
-    sent = sum(rounds[0][1] for rounds in results)
-    seen = min(seen for rounds in results for seen, _ in rounds)
-    assert sent <= seen <= 1.03 * sent + 20_000
-
-
-def test_qsgd_costs_its_bits_and_its_scales():
+def test_qsgd_costs_its_bits_and_its_scales(traffic):
     """4 bits and 32/1024 of scale per entry, whatever the number of workers; 16-bit sums cost 16."""
-    stats = {}
     for workers in (2, 4):
-        for spec in ("qsgd(bits=4)", "fp16"):
-            sent = run_world(_traffic, workers, spec)[0][0][1]
-            stats[spec, workers] = 8 * sent / 1_500_000 / (2 * (workers - 1) / workers)
-    for workers in (2, 4):
-        assert stats["fp16", workers] == pytest.approx(16, rel=1e-3)
+        passes = 2 * (workers - 1) / workers  # of every entry through a worker's interface, by any of these ways
+        bits = {
+            spec: 8 * traffic[f"{spec} {workers}"][0][1] / 5 / 1_500_000 / passes for spec in ("fp16", "qsgd(bits=4)")
+        }
+        assert bits["fp16"] == pytest.approx(16, rel=1e-3)
         # Parts are cut at whole blocks and padded to the longest.
-        assert stats["qsgd(bits=4)", workers] == pytest.approx(4 + 32 / 1024, rel=2e-3)
+        assert bits["qsgd(bits=4)"] == pytest.approx(4 + 32 / 1024, rel=2e-3)

@@ -47,9 +47,7 @@ class AllReduce:
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         if self.route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
-            raise ValueError(
-                f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather"
-            )
+            raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
@@ -111,9 +109,7 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", size * self.workers)
         arithmetic.encode_padded(codec, bucket, level, own)
         yield [AllGathered(all_, own)]
-        arithmetic.add_payloads(
-            codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat
-        )
+        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
         return bucket.flat
 
     def _two_shot(self, mean: Mean) -> Talk:
@@ -152,9 +148,7 @@ class AllReduce:
         incoming = scratch.take("integers-in", size * self.workers, torch.uint8, tensor.device)
         yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker)]
 
-        arithmetic.add_integers(
-            incoming.split(size) if size else [], width, request.saturate, tensor[start:stop]
-        )
+        arithmetic.add_integers(incoming.split(size) if size else [], width, request.saturate, tensor[start:stop])
         again = scratch.take("integers-again", max(sizes), torch.uint8, tensor.device)
         _pack(tensor[start:stop], width, again)
         all_ = scratch.take("integers-all", max(sizes) * self.workers, torch.uint8, tensor.device)

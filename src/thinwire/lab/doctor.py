@@ -37,16 +37,12 @@ def examine() -> list[Finding]:
 
 
 def _kernels() -> Finding:
-    follows = (
-        "" if native.module() else "right, and many times slower; reinstall with a C++20 compiler at hand"
-    )
+    follows = "" if native.module() else "right, and many times slower; reinstall with a C++20 compiler at hand"
     return Finding("kernels", native.status(), bool(native.module()), follows)
 
 
 def _backends() -> Finding:
-    names = [
-        n for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if there
-    ]
+    names = [n for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if there]
     return Finding("torch.distributed", ", ".join(names) or "no backend", bool(names))
 
 

@@ -19,9 +19,7 @@ def registry() -> dict[str, type[Scheme]]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for thing in vars(module).values():
-            own = (
-                isinstance(thing, type) and issubclass(thing, Scheme) and thing.__module__ == module.__name__
-            )
+            own = isinstance(thing, type) and issubclass(thing, Scheme) and thing.__module__ == module.__name__
             if own and not thing.__abstractmethods__ and not thing.__name__.startswith("_"):
                 found[thing.__name__.lower()] = thing
     return dict(sorted(found.items()))
@@ -57,9 +55,7 @@ def parse(spec: str | Scheme) -> Scheme:
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
-            raise ValueError(
-                f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}"
-            ) from None
+            raise ValueError(f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}") from None
     return cls(**options)
 
 

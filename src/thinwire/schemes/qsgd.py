@@ -28,9 +28,7 @@ class QSGD(Codec):
     block: int = 1024  # lower => less error, more scales on the wire (32/block bits per entry)
 
     unbiased: ClassVar[bool] = True
-    summary: ClassVar[str] = (
-        "uniform stochastic quantisation, unbiased, no memory; the quantiser to compare with"
-    )
+    summary: ClassVar[str] = "uniform stochastic quantisation, unbiased, no memory; the quantiser to compare with"
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 9):
@@ -60,9 +58,7 @@ class QSGD(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"qsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"qsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
