@@ -1,7 +1,7 @@
 #include "quantize.h"
 
 #include "bits.h"
-#include "vector.h"
+#include "table.h"
 
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
 namespace {
@@ -32,6 +32,54 @@ struct Uniform {
     f32 value(i32 code) const { return range * (to_float(code) * (2.0f / top) - 1.0f); }
 
     float range, slope;
+};
+
+// Few levels: a binary search whose steps are permutations inside registers.
+template <int B>
+struct FewLevels {
+    static constexpr int bits = B;
+
+    FewLevels(const LevelTable& table, float range) : range(range), inverse(1.0f / range) {
+        for (int j = 0; j < 1 << B; ++j) {
+            level.entries[j] = table.level[j];
+            inverse_gap.entries[j] = table.inverse_gap[j];
+        }
+        // Step k knows the first k bits p of the interval's number, and asks for the next.
+        for (int k = 0; k < B; ++k)
+            for (int p = 0; p < 1 << k; ++p) step[k].entries[p] = table.next[((2 * p + 1) << (B - 1 - k)) - 1];
+    }
+
+    i32 code(f32 x, f32 draw) const {
+        const f32 y = x * inverse;
+        i32 j{};
+        for (int k = 0; k < B; ++k) j = j + j - (i32)(y >= step[k][j]);
+        return j - (i32)(draw < (y - level[j]) * inverse_gap[j]);
+    }
+    f32 value(i32 code) const { return range * level[code]; }
+
+    float range, inverse;
+    Table<B> level, inverse_gap;
+    Table<B - 1> step[B];
+};
+
+// Many levels: a grid of cells gives the interval, or one a few levels before it.
+template <int B>
+struct ManyLevels {
+    static constexpr int bits = B;
+
+    ManyLevels(const LevelTable& table, float range) : range(range), inverse(1.0f / range), table(table) {}
+
+    i32 code(f32 x, f32 draw) const {
+        const f32 y = x * inverse;
+        const f32 cell = at_most(at_least((y - table.level[0]) * table.cells_per_unit, f32{}), all(table.cells - 1));
+        i32 j = gather_bytes(table.before, to_int(cell));
+        for (int i = 0; i < table.crowd; ++i) j -= (i32)(y >= gather(table.next, j));
+        return j - (i32)(draw < (y - gather(table.level, j)) * gather(table.inverse_gap, j));
+    }
+    f32 value(i32 code) const { return range * gather(table.level, code); }
+
+    float range, inverse;
+    const LevelTable& table;
 };
 
 // The codes of 64 elements, one per byte, and where asked for what they lose.
@@ -80,13 +128,15 @@ void encode_by(const Rule& rule, const float* x, index n, Draws draws, uint8_t* 
         lost ? encode_run<false, true>(rule, x, n, draws, out, lost) : encode_run<false, false>(rule, x, n, draws, out, lost);
 }
 
+// A block without a range: all codes are 0, and `first` is the level that 0 stands for.
+void encode_nothing(const float* x, index n, int bits, float range, float first, uint8_t* out, float* lost) {
+    __builtin_memset(out, 0, (n * bits + 7) / 8);
+    if (lost)
+        for (index i = 0; i < n; ++i) lost[i] = x[i] - range * first;
+}
+
 void uniform(const float* x, index n, int bits, float range, Draws draws, uint8_t* out, float* lost) {
-    if (!(range > 0)) {
-        __builtin_memset(out, 0, (n * bits + 7) / 8);
-        if (lost)
-            for (index i = 0; i < n; ++i) lost[i] = x[i] - range * -1.0f;
-        return;
-    }
+    if (!(range > 0)) return encode_nothing(x, n, bits, range, -1.0f, out, lost);
     switch (bits) {
         case 1: return encode_by(Uniform<1>(range), x, n, draws, out, lost);
         case 2: return encode_by(Uniform<2>(range), x, n, draws, out, lost);
@@ -99,43 +149,97 @@ void uniform(const float* x, index n, int bits, float range, Draws draws, uint8_
     }
 }
 
-template <int B>
-inline float even(int code) {
-    return static_cast<float>(code) * (2.0f / ((1 << B) - 1)) - 1.0f;
+void levels(const float* x, index n, int bits, const LevelTable& table, float range, Draws draws, uint8_t* out,
+            float* lost) {
+    if (!(range > 0)) return encode_nothing(x, n, bits, range, table.level[0], out, lost);
+    switch (bits) {
+        case 1: return encode_by(FewLevels<1>(table, range), x, n, draws, out, lost);
+        case 2: return encode_by(FewLevels<2>(table, range), x, n, draws, out, lost);
+        case 3: return encode_by(FewLevels<3>(table, range), x, n, draws, out, lost);
+        case 4: return encode_by(FewLevels<4>(table, range), x, n, draws, out, lost);
+        case 5: return encode_by(FewLevels<5>(table, range), x, n, draws, out, lost);
+        case 6: return encode_by(ManyLevels<6>(table, range), x, n, draws, out, lost);
+        case 7: return encode_by(ManyLevels<7>(table, range), x, n, draws, out, lost);
+        case 8: return encode_by(ManyLevels<8>(table, range), x, n, draws, out, lost);
+    }
 }
 
-template <int B, bool Add>
-void uniform_value_run(const uint8_t* in, index n, float range, float* out) {
-    for_groups<B>(in, n, [&](const uint8_t* bytes, index i, int count) {
+template <bool Add, class Rule>
+void decode_run(const Rule& rule, const uint8_t* in, index n, float* out) {
+    for_groups<Rule::bits>(in, n, [&](const uint8_t* bytes, index i, int count) {
         uint8_t codes[group];
-        unpack<B>(bytes, codes);
-        for (int k = 0; k < count; ++k) {
-            const float value = range * even<B>(codes[k]);
-            out[i + k] = Add ? out[i + k] + value : value;
-        }
+        unpack<Rule::bits>(bytes, codes);
+        const auto decode = [&](float* to) {
+            for (int k = 0; k < group; k += lanes) {
+                const f32 value = rule.value(load_bytes(codes + k));
+                store(Add ? load<f32>(to + k) + value : value, to + k);
+            }
+        };
+        if (count == group) return decode(out + i);
+        float part[group] = {};
+        __builtin_memcpy(part, out + i, 4 * count);
+        decode(part);
+        __builtin_memcpy(out + i, part, 4 * count);
     });
 }
 
-template <int B>
-void uniform_value_bits(const uint8_t* in, index n, float range, bool add, float* out) {
-    add ? uniform_value_run<B, true>(in, n, range, out) : uniform_value_run<B, false>(in, n, range, out);
+template <class Rule>
+void decode_by(const Rule& rule, const uint8_t* in, index n, bool add, float* out) {
+    add ? decode_run<true>(rule, in, n, out) : decode_run<false>(rule, in, n, out);
 }
 
 void uniform_value(const uint8_t* in, index n, int bits, float range, bool add, float* out) {
     switch (bits) {
-        case 1: return uniform_value_bits<1>(in, n, range, add, out);
-        case 2: return uniform_value_bits<2>(in, n, range, add, out);
-        case 3: return uniform_value_bits<3>(in, n, range, add, out);
-        case 4: return uniform_value_bits<4>(in, n, range, add, out);
-        case 5: return uniform_value_bits<5>(in, n, range, add, out);
-        case 6: return uniform_value_bits<6>(in, n, range, add, out);
-        case 7: return uniform_value_bits<7>(in, n, range, add, out);
-        case 8: return uniform_value_bits<8>(in, n, range, add, out);
+        case 1: return decode_by(Uniform<1>(range), in, n, add, out);
+        case 2: return decode_by(Uniform<2>(range), in, n, add, out);
+        case 3: return decode_by(Uniform<3>(range), in, n, add, out);
+        case 4: return decode_by(Uniform<4>(range), in, n, add, out);
+        case 5: return decode_by(Uniform<5>(range), in, n, add, out);
+        case 6: return decode_by(Uniform<6>(range), in, n, add, out);
+        case 7: return decode_by(Uniform<7>(range), in, n, add, out);
+        case 8: return decode_by(Uniform<8>(range), in, n, add, out);
+    }
+}
+
+// What a code stands for, without what only encoding needs.
+template <int B>
+struct FewValues {
+    static constexpr int bits = B;
+
+    FewValues(const float* from, float range) : range(range) {
+        for (int j = 0; j < 1 << B; ++j) level.entries[j] = from[j];
+    }
+    f32 value(i32 code) const { return range * level[code]; }
+
+    float range;
+    Table<B> level;
+};
+
+template <int B>
+struct ManyValues {
+    static constexpr int bits = B;
+
+    f32 value(i32 code) const { return range * gather(level, code); }
+
+    const float* level;
+    float range;
+};
+
+void levels_value(const uint8_t* in, index n, int bits, const float* level, float range, bool add, float* out) {
+    switch (bits) {
+        case 1: return decode_by(FewValues<1>(level, range), in, n, add, out);
+        case 2: return decode_by(FewValues<2>(level, range), in, n, add, out);
+        case 3: return decode_by(FewValues<3>(level, range), in, n, add, out);
+        case 4: return decode_by(FewValues<4>(level, range), in, n, add, out);
+        case 5: return decode_by(FewValues<5>(level, range), in, n, add, out);
+        case 6: return decode_by(ManyValues<6>{level, range}, in, n, add, out);
+        case 7: return decode_by(ManyValues<7>{level, range}, in, n, add, out);
+        case 8: return decode_by(ManyValues<8>{level, range}, in, n, add, out);
     }
 }
 
 }  // namespace
 
-const QuantizeLoops quantize_loops = {uniform, uniform_value};
+const QuantizeLoops quantize_loops = {uniform, levels, uniform_value, levels_value};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET
