@@ -58,7 +58,7 @@ def quantize_levels(
         )
     native.quantize_levels(
         x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, levels.table.data_ptr(),
-        levels.inverse_gap.data_ptr(), levels.next.data_ptr(), levels.before.data_ptr(), levels.cells, levels.crowd,
+        levels.next.data_ptr(), levels.interval.data_ptr(), levels.cell.data_ptr(), levels.cells, levels.crowd,
         levels.cells_per_unit, scale.data_ptr(), scale.numel(),
         _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), threads(),
     )  # fmt: skip
