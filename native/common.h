@@ -5,6 +5,7 @@
 // All functions run without the GIL, and their results do not depend on `threads`.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <atomic>
 #include <cstdint>
