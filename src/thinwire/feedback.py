@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 import torch
+from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket
@@ -31,6 +30,10 @@ class Feedback(Scheme):
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.scheme.unbiased
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.scheme.exact
 
     @property
     def name(self) -> str:
@@ -61,3 +64,11 @@ class Feedback(Scheme):
         if kernels.all_finite(mean):
             residual.copy_(bucket.lost)
         return mean
+
+
+def wrap(scheme: Scheme, feedback: str | bool) -> Scheme:
+    """`scheme` with or without error memory; "auto" gives it to schemes that declare themselves biased."""
+    if feedback not in ("auto", True, False):
+        raise ValueError(f"feedback must be 'auto', True or False, got {feedback!r}")
+    wanted = not scheme.unbiased if feedback == "auto" else feedback
+    return Feedback(scheme) if wanted else scheme

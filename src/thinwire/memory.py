@@ -20,8 +20,11 @@ class Memory:
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
         self._flats: dict[tuple[str, tuple[str, ...]], Tensor] = {}
+        self.names: set[str] = set()
 
     def add(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Remember a parameter, with what a scheme's `init` made for it."""
+        self.names.add(name)
         for key, tensor in state.items():
             self._tensors[name, key] = tensor
 
@@ -78,7 +81,9 @@ class Memory:
         for (name, key), kept in self._tensors.items():
             tensor = state[name][key]
             if tensor.shape != kept.shape:
-                raise ValueError(f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}")
+                raise ValueError(
+                    f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}"
+                )
         for name, key in given:
             self[name, key] = state[name][key].to(self._tensors[name, key].device)
 

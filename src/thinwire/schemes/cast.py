@@ -27,11 +27,15 @@ class _Cast(Scheme):
     dtype: ClassVar[torch.dtype]
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        flat = bucket.flat
-        if flat.element_size() <= self.dtype.itemsize and (flat.element_size() > 2 or flat.dtype is self.dtype):
+        flat, lost = bucket.flat, bucket.lost
+        if flat.dtype is self.dtype or flat.element_size() < self.dtype.itemsize:
+            if lost is not None:
+                lost.zero_()
             return (yield Sum(flat.mul_(1.0 / bucket.workers)))
         narrow = bucket.scratch.take("cast", flat.numel(), self.dtype, flat.device)
         kernels.scale_cast(flat, 1.0 / bucket.workers, narrow)
+        if lost is not None:
+            torch.sub(flat, narrow.to(flat.dtype), alpha=bucket.workers, out=lost)
         total = yield Sum(narrow)
         return flat.copy_(total)
 

@@ -1,0 +1,100 @@
+"""What an answer is, to the bit, whoever computes it: the network's ranks and the Simulation's virtual workers share this.
+
+Additions run in rank order, so there is no hidden float order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels, randomness
+from thinwire.bucket import Bucket, Layout
+from thinwire.requests import Mean
+from thinwire.scheme import Codec
+
+Route: TypeAlias = Literal["auto", "gather", "two-shot"]
+ROUTES = ("auto", "gather", "two-shot")
+ALIGN = 16  # parts begin at multiples of this many bytes, so that float32 fields inside them can be viewed
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-shot"]:
+    """How a Mean travels. Automatic: by bytes that leave a worker; at a tie the gather, which encodes only once."""
+    codec = mean.codec
+    if route != "auto":
+        return route
+    if codec.grain is None or workers <= 2:
+        return "gather"
+    gather = (workers - 1) * aligned(codec.nbytes(mean.bucket.layout, mean.level))
+    parts = part_bytes(codec, mean.bucket.layout.split(workers, codec.grain), mean.level)
+    two_shot = sum(parts) - min(parts) + (workers - 1) * max(parts)
+    return "two-shot" if two_shot < gather else "gather"
+
+
+def part_bytes(codec: Codec, layouts: Sequence[Layout], level: float) -> list[int]:
+    return [aligned(codec.nbytes(layout, level)) for layout in layouts]
+
+
+def encode_padded(codec: Codec, bucket: Bucket, level: float, out: Tensor) -> None:
+    """Encode into the front of `out`; what is left is padding and zero."""
+    size = codec.nbytes(bucket.layout, level)
+    if bucket.layout.numel:
+        codec.encode(bucket, level, out[:size])
+    out[size:].zero_()
+
+
+def add_payloads(
+    codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor
+) -> None:
+    """out = weight * sum of the decoded payloads, in the order given."""
+    out.zero_()
+    size = codec.nbytes(layout, level)
+    if layout.numel:
+        for data in datas:
+            codec.decode_add(data[:size], layout, level, out, weight)
+
+
+def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> None:
+    """The middle of a two-shot Mean, on the worker that owns `part`: decode and add all, encode the mean again.
+
+    What the second encoding loses goes into the owner's `lost`, times the number of workers: its residual counts
+    1/workers in the next mean, so nothing is lost for good.
+    """
+    workers = part.workers
+    total = part.scratch.take("relay", part.layout.numel, part.flat.dtype, part.flat.device)
+    add_payloads(mean.codec, part.layout, mean.level, datas, 1.0 / workers, total)
+    again = None
+    if part.lost is not None:
+        again = part.scratch.take("relay-lost", part.layout.numel, part.flat.dtype, part.flat.device)
+    encode_padded(mean.codec, replace(part, flat=total, worker=randomness.RELAY, lost=again), mean.level, out)
+    if part.lost is not None and again is not None:
+        part.lost.add_(again, alpha=workers)
+
+
+def add_integers(datas: Sequence[Tensor], width: int, saturate: bool, out: Tensor) -> None:
+    """out (int32) = the running sum of packed `width`-bit integers, in the order given, clipped at every step if asked."""
+    out.zero_()
+    for data in datas:
+        kernels.add_packed(data, width, out=out, saturate=saturate)
+
+
+def integer_parts(numel: int, workers: int) -> list[tuple[int, int]]:
+    """Where a two-shot integer Sum is cut: multiples of 8 integers, so that packed parts are whole bytes."""
+    cuts = [min(numel, -(-(part * numel // workers) // 8) * 8) for part in range(workers)] + [numel]
+    return [(cuts[part], cuts[part + 1]) for part in range(workers)]
+
+
+def packed_size(count: int, width: int) -> int:
+    return aligned(-(-count * width // 8))
+
+
+def check_width(tensor: Tensor, width: int) -> None:
+    assert tensor.dtype is torch.int32 and 1 <= width <= 32, (tensor.dtype, width)

@@ -1,0 +1,182 @@
+"""Simulation: n virtual workers in one process, with the scheme code that runs on the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout, Scratch
+from thinwire.exchange import arithmetic
+from thinwire.exchange.arithmetic import Route
+from thinwire.feedback import wrap
+from thinwire.memory import Memory
+from thinwire.requests import Max, Mean, Request, Sum
+from thinwire.scheme import Scheme
+from thinwire.schemes import parse
+
+Named = Mapping[str, Tensor]
+
+
+class Simulation:
+    """A group of virtual workers that hold conversations in lockstep.
+
+    Every answer is computed once, by the arithmetic that the network's ranks use, so the result is what they would
+    get, bit for bit; only float sums may differ, because an all-reduce adds in an order of its own.
+    """
+
+    def __init__(
+        self,
+        scheme: str | Scheme,
+        *,
+        workers: int,
+        feedback: str | bool = "auto",
+        route: Route = "auto",
+        seed: int = 0,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        if route not in arithmetic.ROUTES:
+            raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
+        self.scheme = wrap(parse(scheme), feedback)
+        self.workers = workers
+        self.route: Route = route
+        self.seed = seed
+        self.step = 0
+        self.bytes_sent = 0.0  # per worker, all steps: what AllReduce would send, averaged over the workers
+        self.memories = [Memory() for _ in range(workers)]
+        self._scratches = [Scratch() for _ in range(workers)]
+        self._layout: Layout | None = None
+
+    def reduce(self, tensors: Sequence[Tensor] | Sequence[Named], *, level: float | None = None):
+        """The mean of one tensor (or one dict of named tensors) per worker, as every worker gets it."""
+        if len(tensors) != self.workers:
+            raise ValueError(f"expected one tensor for each of {self.workers} workers, got {len(tensors)}")
+        given = [t if isinstance(t, Mapping) else {"tensor": t} for t in tensors]
+        layout = self._layout_of(given)
+        dtype = next(iter(given[0].values())).dtype
+        if dtype in (torch.float16, torch.bfloat16) and not self.scheme.any_float:
+            working = torch.float32
+        else:
+            working = dtype
+        buckets = [
+            Bucket(
+                torch.cat([named[name].detach().reshape(-1).to(working) for name in layout.names]),
+                layout, self.workers, worker, self.step, self.seed, scratch=self._scratches[worker],
+            )
+            for worker, named in enumerate(given)
+        ]  # fmt: skip
+        self._remember(buckets[0])
+        level = self.scheme.level if level is None else level
+        mean = self._converse(buckets, level).to(dtype)
+        self.step += 1
+        if isinstance(tensors[0], Mapping):
+            return {s.name: mean[s.start : s.stop].view(s.shape) for s in layout.segments}
+        return mean.view(tensors[0].shape)
+
+    def _layout_of(self, given: Sequence[Named]) -> Layout:
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in given[0].items()]
+        for worker, named in enumerate(given):
+            if [(name, tuple(tensor.shape)) for name, tensor in named.items()] != shapes:
+                raise ValueError(f"worker {worker} brings other names or shapes than worker 0")
+        layout = Layout.of(shapes)
+        if self._layout is None or self._layout.segments != layout.segments:
+            self._layout = layout
+        return self._layout
+
+    def _remember(self, bucket: Bucket) -> None:
+        for name, tensor in bucket.tensors().items():
+            for memory in self.memories:
+                if name not in memory.names:
+                    memory.add(name, self.scheme.init(name, tensor, self.seed))
+
+    def _converse(self, buckets: list[Bucket], level: float) -> Tensor:
+        talks = [
+            self.scheme.converse(bucket, memory, level) for bucket, memory in zip(buckets, self.memories, strict=True)
+        ]
+        answers: list[Tensor | None] = [None] * self.workers
+        while True:
+            requests, means = [], []
+            for talk, answer in zip(talks, answers, strict=True):
+                try:
+                    requests.append(talk.send(answer))  # type: ignore[arg-type]
+                except StopIteration as stop:
+                    means.append(stop.value)
+            if means:
+                assert not requests, "some workers ended the conversation before others"
+                return means[0]
+            answer = self._answer(requests)
+            # A worker may write over its answer, so each gets its own.
+            answers = [answer, *(answer.clone() for _ in range(self.workers - 1))]
+
+    def _answer(self, requests: Sequence[Request]) -> Tensor:
+        first = requests[0]
+        assert all(type(request) is type(first) for request in requests), "workers ask different things"
+        if isinstance(first, Mean):
+            return self._mean(requests)  # type: ignore[arg-type]
+        if isinstance(first, Max):
+            self._count_all_reduce(first.tensor)
+            return torch.stack([request.tensor for request in requests]).amax(0)  # type: ignore[union-attr]
+        if first.width is not None:
+            return self._integer_sum(requests)  # type: ignore[arg-type]
+        self._count_all_reduce(first.tensor)
+        total = first.tensor.clone()
+        for request in requests[1:]:
+            total += request.tensor  # type: ignore[union-attr]
+        return total
+
+    def _mean(self, requests: Sequence[Mean]) -> Tensor:
+        first = requests[0]
+        codec, layout, level = first.codec, first.bucket.layout, first.level
+        out = torch.empty_like(first.bucket.flat)
+        if arithmetic.route_for(first, self.route, self.workers) == "gather":
+            size = arithmetic.aligned(codec.nbytes(layout, level))
+            datas = [self._buffer(request, "gather", size) for request in requests]
+            for request, data in zip(requests, datas, strict=True):
+                arithmetic.encode_padded(request.codec, request.bucket, level, data)
+            arithmetic.add_payloads(codec, layout, level, datas, 1.0 / self.workers, out)
+            self.bytes_sent += (self.workers - 1) * size
+            return out
+
+        assert codec.grain is not None
+        parts = [request.bucket.split(self.workers, codec.grain) for request in requests]
+        sizes = arithmetic.part_bytes(codec, [part.layout for part in parts[0]], level)
+        for owner in range(self.workers):
+            datas = []
+            for request, pieces in zip(requests, parts, strict=True):
+                data = self._buffer(request, "gather", sizes[owner])
+                arithmetic.encode_padded(request.codec, pieces[owner], level, data)
+                datas.append(data)
+            part = parts[owner][owner]
+            again = torch.empty(sizes[owner], dtype=torch.uint8, device=out.device)
+            arithmetic.relay(requests[owner], part, datas, again)
+            start = sum(piece.layout.numel for piece in parts[0][:owner])
+            target = out[start : start + part.layout.numel]
+            arithmetic.add_payloads(codec, part.layout, level, [again], 1.0, target)
+        self.bytes_sent += (sum(sizes) - sum(sizes) / self.workers) + (self.workers - 1) * max(sizes)
+        return out
+
+    def _integer_sum(self, requests: Sequence[Sum]) -> Tensor:
+        width, saturate = requests[0].width, requests[0].saturate
+        assert width is not None
+        out = torch.empty_like(requests[0].tensor)
+        sizes = []
+        for start, stop in arithmetic.integer_parts(out.numel(), self.workers):
+            size = arithmetic.packed_size(stop - start, width)
+            datas = []
+            for request in requests:
+                data = torch.zeros(size, dtype=torch.uint8, device=out.device)
+                kernels.pack_ints(request.tensor[start:stop], width, out=data)
+                datas.append(data)
+            arithmetic.add_integers(datas, width, saturate, out[start:stop])
+            sizes.append(size)
+        self.bytes_sent += sum(sizes) - sum(sizes) / self.workers + (self.workers - 1) * max(sizes)
+        return out
+
+    def _buffer(self, request: Mean, name: str, size: int) -> Tensor:
+        return request.bucket.scratch.take(name, size, torch.uint8, request.bucket.flat.device)
+
+    def _count_all_reduce(self, tensor: Tensor) -> None:
+        self.bytes_sent += 2 * (self.workers - 1) * tensor.numel() * tensor.element_size() / self.workers
