@@ -100,7 +100,7 @@ def table(rows: list[Row]):
         target = f">= {row.target} {row.verdict}" if row.target else ""
         found.add_row(
             row.kernel, f"{row.numel:,}", str(row.threads), f"{row.gigabytes_per_second:.2f}",
-            f"{row.memcpy_gigabytes_per_second:.2f}", f"{row.share_of_memcpy:.2f}", target, f"{row.times_reference:.0f}",
+            f"{row.memcpy_gigabytes_per_second:.2f}", f"{row.share_of_memcpy:.2f}", target, f"{row.times_reference:.1f}",
         )  # fmt: skip
     return found
 
