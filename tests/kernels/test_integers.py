@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from thinwire import kernels
 from thinwire.kernels.reference import integers as reference
 
-EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 OPERATIONS = ["unpack_ints", "add_packed", "add_packed_saturating"]
 
 
@@ -19,7 +21,12 @@ def integers(numel: int, width: int, seed: int) -> torch.Tensor:
 
 
 @EXAMPLES
-@given(st.one_of(st.integers(0, 300), st.just(70_001)), st.integers(1, 32), st.integers(0, 2**31), st.integers(0, 3))
+@given(
+    st.one_of(st.integers(0, 300), st.just(70_001)),
+    st.integers(1, 32),
+    st.integers(0, 2**31),
+    st.integers(0, 3),
+)
 def test_equal_reference(instructions, numel, width, seed, offset):
     values = integers(numel + offset, width, seed)[offset:]
     room = torch.zeros(kernels.packed_int_bytes(numel, width) + offset, dtype=torch.uint8)[offset:]
@@ -59,13 +66,23 @@ def test_values_that_do_not_fit_are_refused(module, value, width):
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_bad_arguments_are_refused(operation):
-    call, data, out = getattr(kernels, operation), torch.zeros(5, dtype=torch.uint8), torch.zeros(10, dtype=torch.int32)
+    call, data, out = (
+        getattr(kernels, operation),
+        torch.zeros(5, dtype=torch.uint8),
+        torch.zeros(10, dtype=torch.int32),
+    )
     call(data, 4, out)
     bad = [
-        (data[:4], 4, out), (torch.zeros(6, dtype=torch.uint8), 4, out), (data, 0, out), (data, 33, out),
-        (data, 4, out.long()), (data, 4, torch.zeros(20, dtype=torch.int32)[::2]), (data.to(torch.int8), 4, out),
-        (torch.zeros(10, dtype=torch.uint8)[::2], 4, out), (data.to("meta"), 4, out),
-    ]  # fmt: skip
+        (data[:4], 4, out),
+        (torch.zeros(6, dtype=torch.uint8), 4, out),
+        (data, 0, out),
+        (data, 33, out),
+        (data, 4, out.long()),
+        (data, 4, torch.zeros(20, dtype=torch.int32)[::2]),
+        (data.to(torch.int8), 4, out),
+        (torch.zeros(10, dtype=torch.uint8)[::2], 4, out),
+        (data.to("meta"), 4, out),
+    ]
     for arguments in bad:
         with pytest.raises(ValueError):
             call(*arguments)

@@ -1,4 +1,6 @@
-"""Quantisers: native equals reference to the bit; the mean of stochastic codes is right; bad arguments are refused."""
+"""Quantisers: native equals reference to the bit; the mean of stochastic codes is right; bad arguments are
+refused.
+"""
 
 import math
 
@@ -14,7 +16,9 @@ from thinwire.kernels.reference import quantize as reference
 from thinwire.lab.bench_cases import tnq_levels
 from thinwire.randomness import mix
 
-EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 ranges = st.sampled_from(["absmax", "clipped", "zero", "tiny", "huge", "inf", "nan", "negative"])
 
 
@@ -35,7 +39,10 @@ def tables(draw) -> torch.Tensor:
     if draw(st.booleans()):
         return tnq_levels(bits)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    gaps = torch.exp(draw(st.sampled_from([0.1, 1.0, 4.0])) * torch.randn(1 << bits, generator=generator, dtype=torch.float64))
+    gaps = torch.exp(
+        draw(st.sampled_from([0.1, 1.0, 4.0]))
+        * torch.randn(1 << bits, generator=generator, dtype=torch.float64)
+    )
     gaps = gaps.clamp(min=1e-5 * float(gaps.sum()))  # float32 must tell all levels apart
     return (gaps.cumsum(0) - gaps.sum() / 2).to(torch.float32)
 
@@ -49,7 +56,15 @@ def test_uniform_equals_reference(instructions, buffer, bits, stochastic, residu
     for module in (kernels, reference):
         codes, lost = buffer.codes(bits), torch.full_like(buffer.x, 7.0) if residual else None
         module.quantize_uniform(
-            buffer.x, buffer.starts, buffer.block, bits, radius, keys=keys, counters=buffer.counters, out=codes, lost=lost
+            buffer.x,
+            buffer.starts,
+            buffer.block,
+            bits,
+            radius,
+            keys=keys,
+            counters=buffer.counters,
+            out=codes,
+            lost=lost,
         )
         added, replaced = torch.full_like(buffer.x, 0.5), torch.full_like(buffer.x, 0.5)
         module.dequantize_uniform_add(codes, buffer.starts, buffer.block, bits, radius, 0.3, out=added)
@@ -71,9 +86,16 @@ def test_levels_equal_reference(instructions, buffer, table, stochastic, residua
     for module, given_levels in ((kernels, levels), (reference, table)):
         codes, lost = buffer.codes(levels.bits), torch.full_like(buffer.x, 7.0) if residual else None
         module.quantize_levels(
-            buffer.x, buffer.starts, buffer.block, given_levels, scale,
-            keys=keys, counters=buffer.counters, out=codes, lost=lost,
-        )  # fmt: skip
+            buffer.x,
+            buffer.starts,
+            buffer.block,
+            given_levels,
+            scale,
+            keys=keys,
+            counters=buffer.counters,
+            out=codes,
+            lost=lost,
+        )
         added, replaced = torch.full_like(buffer.x, 0.5), torch.full_like(buffer.x, 0.5)
         module.dequantize_levels_add(codes, buffer.starts, buffer.block, given_levels, scale, 0.3, out=added)
         module.dequantize_levels(codes, buffer.starts, buffer.block, given_levels, scale, 0.3, out=replaced)
@@ -87,14 +109,18 @@ def test_levels_equal_reference(instructions, buffer, table, stochastic, residua
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_values_on_a_level_keep_it(instructions, bits):
-    """Whatever the draw: a level is its own code. The last one may fall to its neighbour, by a draw within 2^-22 of 1."""
+    """Whatever the draw: a level is its own code. The last one may fall to its neighbour, by a draw within
+    2^-22 of 1.
+    """
     table = tnq_levels(bits)
     starts, ones = torch.tensor([0, len(table)]), torch.ones(1)
     codes = torch.zeros(kernels.packed_bytes(starts, 0, bits), dtype=torch.uint8)
     decoded = torch.zeros(len(table))
     for number in range(20):
         keys, counters = torch.tensor([mix(number) - 2**63]), torch.zeros(1, dtype=torch.int64)
-        kernels.quantize_levels(table, starts, 0, Levels(table), ones, keys=keys, counters=counters, out=codes)
+        kernels.quantize_levels(
+            table, starts, 0, Levels(table), ones, keys=keys, counters=counters, out=codes
+        )
         kernels.dequantize_levels(codes, starts, 0, Levels(table), ones, 1.0, out=decoded)
         assert torch.equal(decoded, table)
 
@@ -102,7 +128,8 @@ def test_values_on_a_level_keep_it(instructions, bits):
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("quantizer", ["uniform", "tnq"])
 def test_stochastic_codes_are_unbiased(bits, quantizer):
-    """The mean error of n = 2^18 draws per value lies within 5 standard errors: 41 values, so one false alarm in 40,000 runs.
+    """The mean error of n = 2^18 draws per value lies within 5 standard errors: 41 values, so one false
+    alarm in 40,000 runs.
 
     The draws are fixed by their keys: a run that passes passes always.
     """
@@ -125,16 +152,27 @@ def test_stochastic_codes_are_unbiased(bits, quantizer):
 @pytest.mark.parametrize("bits", [1, 4, 8])
 def test_results_do_not_depend_on_threads(bits):
     buffer = Buffer(
-        torch.randn(300_001), torch.tensor([0, 5, 200_000, 300_001]), 0, torch.tensor([1, 2**62, -3]), torch.tensor([0, 9, 4])
+        torch.randn(300_001),
+        torch.tensor([0, 5, 200_000, 300_001]),
+        0,
+        torch.tensor([1, 2**62, -3]),
+        torch.tensor([0, 9, 4]),
     )
     radius, table = torch.tensor([2.0, 3.0, 4.0]), Levels(tnq_levels(bits))
     before, outcomes = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            uniform, levels, lost, out = buffer.codes(bits), buffer.codes(bits), torch.zeros(300_001), torch.zeros(300_001)
+            uniform, levels, lost, out = (
+                buffer.codes(bits),
+                buffer.codes(bits),
+                torch.zeros(300_001),
+                torch.zeros(300_001),
+            )
             where = {"keys": buffer.keys, "counters": buffer.counters}
-            kernels.quantize_uniform(buffer.x, buffer.starts, 0, bits, radius, **where, out=uniform, lost=lost)
+            kernels.quantize_uniform(
+                buffer.x, buffer.starts, 0, bits, radius, **where, out=uniform, lost=lost
+            )
             kernels.quantize_levels(buffer.x, buffer.starts, 0, table, radius, **where, out=levels)
             kernels.dequantize_uniform_add(uniform, buffer.starts, 0, bits, radius, 1.0, out=out)
             outcomes.append((uniform, levels, lost, out))
@@ -146,7 +184,11 @@ def test_results_do_not_depend_on_threads(bits):
 
 def test_residual_may_overwrite_its_input(instructions):
     x = torch.randn(1001)
-    starts, radius, codes = torch.tensor([0, 1001]), torch.full((1,), 4.0), torch.zeros(501, dtype=torch.uint8)
+    starts, radius, codes = (
+        torch.tensor([0, 1001]),
+        torch.full((1,), 4.0),
+        torch.zeros(501, dtype=torch.uint8),
+    )
     keys, counters, lost = torch.tensor([5]), torch.zeros(1, dtype=torch.int64), torch.zeros(1001)
     kernels.quantize_uniform(x, starts, 0, 4, radius, keys=keys, counters=counters, out=codes, lost=lost)
     own = x.clone()
@@ -162,7 +204,9 @@ def test_a_block_with_a_non_finite_value_decodes_to_nan(bad):
     kernels.block_statistics(x, starts, 32, absmean=absmean, absmax=absmax)
     for scale in (absmean, absmax):
         out = torch.zeros(64)
-        kernels.quantize_uniform(x, starts, 32, 4, scale, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes)
+        kernels.quantize_uniform(
+            x, starts, 32, 4, scale, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes
+        )
         kernels.dequantize_uniform_add(codes, starts, 32, 4, scale, 1.0, out=out)
         assert bool(out[:32].isnan().all()) and bool(out[32:].isfinite().all())
 
@@ -170,17 +214,28 @@ def test_a_block_with_a_non_finite_value_decodes_to_nan(bad):
 def test_float64_runs_on_the_reference():
     x, starts, radius = torch.randn(100, dtype=torch.float64), torch.tensor([0, 100]), torch.full((1,), 4.0)
     codes, out = torch.zeros(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.float64)
-    kernels.quantize_uniform(x, starts, 0, 8, radius, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes)
+    kernels.quantize_uniform(
+        x, starts, 0, 8, radius, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes
+    )
     kernels.dequantize_uniform_add(codes, starts, 0, 8, radius, 1.0, out=out)
     assert float((x - out).abs().max()) <= 4.0 / 255 + 1e-6
 
 
 def _call(**changes):
     arguments = {
-        "x": torch.randn(100), "starts": torch.tensor([0, 40, 100]), "block": 32, "bits": 4, "radius": torch.ones(4),
-        "keys": torch.tensor([1, 2]), "counters": torch.tensor([0, 0]), "out": torch.zeros(50, dtype=torch.uint8), "lost": None,
-    } | changes  # fmt: skip
-    x, starts, block, bits, radius = (arguments.pop(name) for name in ("x", "starts", "block", "bits", "radius"))
+        "x": torch.randn(100),
+        "starts": torch.tensor([0, 40, 100]),
+        "block": 32,
+        "bits": 4,
+        "radius": torch.ones(4),
+        "keys": torch.tensor([1, 2]),
+        "counters": torch.tensor([0, 0]),
+        "out": torch.zeros(50, dtype=torch.uint8),
+        "lost": None,
+    } | changes
+    x, starts, block, bits, radius = (
+        arguments.pop(name) for name in ("x", "starts", "block", "bits", "radius")
+    )
     kernels.quantize_uniform(x, starts, block, bits, radius, **arguments)
 
 
@@ -191,25 +246,43 @@ def test_good_arguments_are_taken():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"x": torch.randn(200)[::2]}, {"x": torch.randn(100, device="meta")}, {"x": torch.randn(100).half()},
-        {"x": torch.randn(10, 10)}, {"x": torch.randn(99)}, {"starts": torch.tensor([0, 60, 40, 100])},
-        {"starts": torch.tensor([1, 40, 100])}, {"starts": torch.tensor([0, 40, 100], dtype=torch.int32)},
-        {"block": -1}, {"block": 32.0}, {"bits": 0}, {"bits": 9}, {"bits": True}, {"radius": torch.ones(3)},
-        {"radius": torch.ones(8)[::2]}, {"radius": torch.ones(4, dtype=torch.int32)}, {"out": torch.zeros(49, dtype=torch.uint8)},
-        {"out": torch.zeros(50, dtype=torch.int8)}, {"out": torch.zeros(100, dtype=torch.uint8)[::2]},
-        {"keys": torch.tensor([1])}, {"keys": torch.tensor([1.0, 2.0])}, {"counters": torch.tensor([0])},
-        {"counters": torch.tensor([-1, 0])}, {"counters": torch.tensor([2**32 - 50, 0])}, {"lost": torch.zeros(99)},
+        {"x": torch.randn(200)[::2]},
+        {"x": torch.randn(100, device="meta")},
+        {"x": torch.randn(100).half()},
+        {"x": torch.randn(10, 10)},
+        {"x": torch.randn(99)},
+        {"starts": torch.tensor([0, 60, 40, 100])},
+        {"starts": torch.tensor([1, 40, 100])},
+        {"starts": torch.tensor([0, 40, 100], dtype=torch.int32)},
+        {"block": -1},
+        {"block": 32.0},
+        {"bits": 0},
+        {"bits": 9},
+        {"bits": True},
+        {"radius": torch.ones(3)},
+        {"radius": torch.ones(8)[::2]},
+        {"radius": torch.ones(4, dtype=torch.int32)},
+        {"out": torch.zeros(49, dtype=torch.uint8)},
+        {"out": torch.zeros(50, dtype=torch.int8)},
+        {"out": torch.zeros(100, dtype=torch.uint8)[::2]},
+        {"keys": torch.tensor([1])},
+        {"keys": torch.tensor([1.0, 2.0])},
+        {"counters": torch.tensor([0])},
+        {"counters": torch.tensor([-1, 0])},
+        {"counters": torch.tensor([2**32 - 50, 0])},
+        {"lost": torch.zeros(99)},
         {"lost": torch.zeros(100, dtype=torch.float64)},
     ],
     ids=lambda changes: f"{next(iter(changes))}={str(next(iter(changes.values())))[:30]!r}".replace("\n", ""),
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(changes):
     with pytest.raises(ValueError):
         _call(**changes)
 
 
 @pytest.mark.parametrize(
-    "table", [[0.0], [1.0, 1.0], [2.0, 1.0], [0.0, 1.0, 2.0], [0.0, math.inf], [math.nan, 1.0], list(range(512)), []]
+    "table",
+    [[0.0], [1.0, 1.0], [2.0, 1.0], [0.0, 1.0, 2.0], [0.0, math.inf], [math.nan, 1.0], list(range(512)), []],
 )
 def test_bad_levels_are_refused(table):
     with pytest.raises(ValueError, match="levels"):

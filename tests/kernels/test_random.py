@@ -1,4 +1,5 @@
-"""The generator: even, without memory, and different under every key. Keys are fixed: what passes once passes always.
+"""The generator: even, without memory, and different under every key. Keys are fixed: what passes once
+passes always.
 
 Each check rejects a perfect generator with probability below 1e-5 per key.
 """
@@ -12,7 +13,9 @@ from thinwire.kernels.reference.random import random_u32, random_unit
 from thinwire.randomness import key
 
 N = 1 << 17
-KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)]
+KEYS = [
+    key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)
+]
 
 
 def draws(number: int, first: int = 0) -> torch.Tensor:
@@ -48,7 +51,9 @@ def test_keys_are_not_correlated():
 
 
 def test_a_thousand_keys_behave():
-    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000 checks."""
+    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000
+    checks.
+    """
     count, draws_each = 1000, 1 << 13
     keys = torch.tensor([key(7, step, "many") - 2**63 for step in range(count)])
     x = random_unit(keys[:, None], torch.arange(draws_each)[None, :]).double() - 0.5

@@ -1,4 +1,6 @@
-"""Statistics: within one unit in the last place of the reference, the same bits for any threads and instruction set."""
+"""Statistics: within one unit in the last place of the reference, the same bits for any threads and
+instruction set.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from thinwire import kernels
 from thinwire.kernels import native
 from thinwire.kernels.reference import statistics as reference
 
-EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def statistics(module, buffer, names=("absmean", "absmax", "square")):
@@ -41,7 +45,10 @@ def test_equal_reference(instructions, buffer):
 
 @pytest.mark.parametrize("block", [0, 64, 1024, 65_536, 70_000])
 def test_same_bits_on_any_threads_and_instructions(block):
-    x, starts = torch.randn(400_001, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 3, 150_000, 400_001])
+    x, starts = (
+        torch.randn(400_001, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0, 3, 3, 150_000, 400_001]),
+    )
     module, before = native.module(), torch.get_num_threads()
     sets, outcomes = module.instruction_sets(), []
     count = kernels.check.blocks(starts, block).count
@@ -86,7 +93,12 @@ def test_all_finite_takes_any_float_and_any_stride():
 
 def test_bad_arguments_are_refused():
     x, starts = torch.randn(10), torch.tensor([0, 10])
-    for bad in (torch.zeros(2), torch.zeros(4)[::2][:1].expand(2), torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1)):
+    for bad in (
+        torch.zeros(2),
+        torch.zeros(4)[::2][:1].expand(2),
+        torch.zeros(1, dtype=torch.int32),
+        torch.zeros(1, 1),
+    ):
         with pytest.raises(ValueError):
             kernels.block_absmax(x, starts, 0, bad)
     with pytest.raises(ValueError, match="contiguous"):

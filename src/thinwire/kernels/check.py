@@ -19,7 +19,9 @@ def flat(name: str, tensor: Tensor, *, dtypes: tuple[torch.dtype, ...], like: Te
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name} has dtype {tensor.dtype}, accepted: {', '.join(map(str, dtypes))}")
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be 1-d and contiguous, got shape {tuple(tensor.shape)}, stride {tensor.stride()}")
+        raise ValueError(
+            f"{name} must be 1-d and contiguous, got shape {tuple(tensor.shape)}, stride {tensor.stride()}"
+        )
     if like is not None and tensor.device != like.device:
         raise ValueError(f"{name} is on {tensor.device}, expected {like.device}")
     if numel is not None and tensor.numel() != numel:
@@ -43,7 +45,9 @@ class BlockSizes(NamedTuple):
 
 
 def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = None) -> BlockSizes:
-    """`starts` and `block` describe the blocks of a buffer (see `reference`) of `numel` elements, where that is known."""
+    """`starts` and `block` describe the blocks of a buffer (see `reference`) of `numel` elements, where that
+    is known.
+    """
     within("block", block, 0, 1 << 48)
     flat("starts", starts, dtypes=(torch.int64,), at_least=1)
     if starts.device.type != "cpu":

@@ -1,4 +1,6 @@
-"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on them."""
+"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def all_cases() -> list[Case]:
 BLOCK, CHUNK, BITS = 1024, 64, range(1, 9)
 
 
-def _both(name: str, prepare: Callable[[ModuleType, int], Call], reference: ModuleType, target: float | None = None) -> Case:
+def _both(
+    name: str, prepare: Callable[[ModuleType, int], Call], reference: ModuleType, target: float | None = None
+) -> Case:
     """A case whose kernel and reference take the same arguments."""
     return Case(name, partial(prepare, kernels), partial(prepare, reference), target)
 
@@ -81,7 +85,10 @@ def _quantizers() -> list[Case]:
 
     def uniform(bits, stochastic, residual, module, numel):
         x, starts, codes, ones = setting(numel, bits)
-        keys, counters = torch.tensor([0x1234567890ABCDE]) if stochastic else None, torch.zeros(1, dtype=torch.int64)
+        keys, counters = (
+            torch.tensor([0x1234567890ABCDE]) if stochastic else None,
+            torch.zeros(1, dtype=torch.int64),
+        )
         radius = 8 * ones
         lost = torch.zeros(numel) if residual else None
         return lambda: module.quantize_uniform(
@@ -97,14 +104,18 @@ def _quantizers() -> list[Case]:
         table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
         keys, counters = torch.tensor([0x1234567890ABCDE]), torch.zeros(1, dtype=torch.int64)
         lost = torch.zeros(numel) if residual else None
-        return lambda: module.quantize_levels(x, starts, BLOCK, table, ones, keys=keys, counters=counters, out=codes, lost=lost)
+        return lambda: module.quantize_levels(
+            x, starts, BLOCK, table, ones, keys=keys, counters=counters, out=codes, lost=lost
+        )
 
     def levels_add(bits, module, numel):
         out, starts, codes, ones = setting(numel, bits)
         table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
         return lambda: module.dequantize_levels_add(codes, starts, BLOCK, table, ones, 0.5, out=out)
 
-    cases = [_both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), quantize, 0.5) for b in BITS]
+    cases = [
+        _both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), quantize, 0.5) for b in BITS
+    ]
     cases += [
         _both("uniform 4 bit, nearest", partial(uniform, 4, False, False), quantize, 0.5),
         _both("uniform 4 bit, stochastic, with residual", partial(uniform, 4, True, True), quantize),
@@ -132,9 +143,14 @@ def _integers() -> list[Case]:
         return lambda: getattr(module, name)(data, width, out)
 
     cases = [_both(f"integers {w} bit, pack", partial(pack, w), integers) for w in (4, 8, 11)]
-    cases += [_both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5) for w in (4, 8, 11)]
+    cases += [
+        _both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5)
+        for w in (4, 8, 11)
+    ]
     saturating = partial(add, "add_packed_saturating")
-    cases += [_both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)]
+    cases += [
+        _both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)
+    ]
     return cases
 
 
@@ -148,6 +164,6 @@ def _casts() -> list[Case]:
         return lambda: module.cast_add(x, 0.25, out)
 
     names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-    return [_both(f"scale + cast to {name}", partial(scale, dtype), cast) for dtype, name in names.items()] + [
-        _both(f"cast from {name} + add", partial(add, dtype), cast) for dtype, name in names.items()
-    ]
+    return [
+        _both(f"scale + cast to {name}", partial(scale, dtype), cast) for dtype, name in names.items()
+    ] + [_both(f"cast from {name} + add", partial(add, dtype), cast) for dtype, name in names.items()]
