@@ -17,7 +17,9 @@ def packed_int_bytes(count: int, width: int) -> int:
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). One that does not fit: ValueError."""
+    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). One that does not fit:
+    ValueError.
+    """
     _check(out, width, values)
     native = for_tensors(values, out)
     if native is None:
@@ -55,4 +57,6 @@ def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
 
 def _check(data: Tensor, width: int, values: Tensor) -> None:
     check.flat("integers", values, dtypes=(torch.int32,))
-    check.flat("packed", data, dtypes=(torch.uint8,), like=values, numel=packed_int_bytes(values.numel(), width))
+    check.flat(
+        "packed", data, dtypes=(torch.uint8,), like=values, numel=packed_int_bytes(values.numel(), width)
+    )
