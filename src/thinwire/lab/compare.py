@@ -39,10 +39,11 @@ def compare(
 ) -> Record:
     """Run every task under every scheme and seed; show progress, then the table and the verdicts.
 
-    Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next seed, so
-    that what disturbs the machine for a while disturbs all alike. fp16, the baseline, is added if it is not among the
-    schemes. The record is written to `json` after every run, the page to `report` at the end. Ctrl-C ends it early
-    with what is finished. Mistakes in the arguments raise ValueError before anything is started.
+    Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
+    seed, so that what disturbs the machine for a while disturbs all alike. fp16, the baseline, is added if it
+    is not among the schemes. The record is written to `json` after every run, the page to `report` at the
+    end. Ctrl-C ends it early with what is finished. Mistakes in the arguments raise ValueError before
+    anything is started.
     """
     console = console or Console()
     net = _check(tasks, schemes, exchange, network, seeds, workers, steps, data)
@@ -58,7 +59,8 @@ def compare(
         {
             "tasks": list(tasks), "schemes": list(schemes), "exchange": exchange, "network": str(net),
             "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
-            "data": str(data) if data else None, "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
+            "data": str(data) if data else None,
+            "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
     try:

@@ -36,8 +36,9 @@ class Examples:
     def shard(self, worker: int, workers: int, *, seed: int, skew: float = 0.0) -> Examples:
         """This worker's examples: disjoint from the others', equally many, the same for the same seed.
 
-        `skew` of each shard comes from one stretch of the examples sorted by target, so that with skew 1 every worker
-        sees its own few labels; the rest is drawn alike from all of them.  # higher => workers disagree more
+        `skew` of each shard comes from one stretch of the examples sorted by target, so that with skew 1
+        every worker sees its own few labels; the rest is drawn alike from all of them.  # higher => workers
+        disagree more
         """
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         size = len(self) // workers
@@ -110,8 +111,8 @@ def cifar10(folder: Path) -> Dataset:
 def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Dataset:
     """Next-byte prediction on a text file (or a folder's train.txt).
 
-    The text is cut into windows of `context` bytes; targets are the inputs moved on by one byte. The last tenth is
-    kept for judging, by `test_windows` windows spread evenly over it.
+    The text is cut into windows of `context` bytes; targets are the inputs moved on by one byte. The last
+    tenth is kept for judging, by `test_windows` windows spread evenly over it.
     """
     if source.is_dir():
         source = _folder_with(source, "wikitext-2", "train.txt") / "train.txt"

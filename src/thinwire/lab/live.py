@@ -17,7 +17,7 @@ ROWS = 20  # as many runs as a terminal shows at a time
 
 
 class LiveTable:
-    """Shows plans turning into runs. On a terminal it is redrawn in place; elsewhere a line is printed per run."""
+    """Shows plans turning into runs. On a terminal it is redrawn in place; elsewhere it is a line per run."""
 
     def __init__(self, plans: Sequence[Plan], console: Console):
         self._plans = plans

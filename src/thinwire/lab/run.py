@@ -27,8 +27,8 @@ def execute(plan: Plan, links: Shaped | None, on_point: Callable[[Point], None] 
     """
     task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
     run = Run(plan, task.metric.name, task.metric.rising, task.target, plan.steps or task.steps)
-    # Workers are forked from a server that has imported torch once, with the part that DDP imports on first use
-    # (torch._dynamo, over a second of processor time in each worker otherwise).
+    # Workers are forked from a server that has imported torch once, with the part that DDP imports on first
+    # use (torch._dynamo, over a second of processor time in each worker otherwise).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thinwire.lab.worker", "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:

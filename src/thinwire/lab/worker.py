@@ -1,7 +1,7 @@
 """One worker of a run: a process that trains, keeps the time and tells its parent how it goes.
 
-The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or the reason
-(a str) why there is none.
+The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or
+the reason (a str) why there is none.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     before = shaped.sent() if counted else (0, 0)
     seconds = 0.0
     for step in range(1, steps + 1):
-        judged = step % task.evaluate_every == 0 or step == steps
+        judged = task.judged(step, steps)
         with probe.watching() if judged else _nothing():
             began = time.perf_counter()
             batch = next(batches)
@@ -138,7 +138,7 @@ def _scores(task: tasks.Task, model: nn.Module, exam: Examples) -> Tensor:
 
 
 def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -> dict[str, float]:
-    """Where the seconds went. Of the lane's encoding and waiting, only what training waited for counts as its own."""
+    """Where the seconds went. The lane's encoding and waiting count as far as training waited for them."""
     exposed = min(stats["exposed_seconds"], seconds)
     lane = stats["encode_seconds"] + stats["wire_seconds"]
     share = exposed / lane if lane else 0.0
@@ -155,8 +155,8 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
 
 
 class Probe:
-    """Measures vNMSE on a real step: every worker's own gradient is copied as backward makes it, into a file that all
-    workers map, so that the exact mean can be told without touching the network."""
+    """Measures vNMSE on a real step, off the network: every worker's own gradient is copied, as backward makes it,
+    into a file that all workers map."""
 
     def __init__(self, model: nn.Module, file: Path, worker: int, workers: int):
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -191,16 +191,14 @@ class Probe:
         self._copying_seconds += time.perf_counter() - began
 
     def measure(self) -> float:
-        """Compare what was applied with the exact mean (on worker 0, which all others wait for); the seconds that
-        copying took out of training."""
+        """Compare what was applied with the exact mean; the seconds that copying took out of training.
+
+        Worker 0 does it for all. Every copy is there: none of the means it has got could be had without them.
+        """
         if self._worker == 0:
             exact = self._all.mean(0)
-            applied = torch.cat(
-                [
-                    (p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1)
-                    for p in self._parameters
-                ]
-            )
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+            applied = torch.cat([grad.reshape(-1) for grad in grads])
             self._values.append(((applied - exact).square().sum() / exact.square().sum()).item())
         return self._copying_seconds
 
