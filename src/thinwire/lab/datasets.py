@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -72,6 +74,7 @@ class Dataset:
     test: Examples
 
 
+@cache
 def embedded_images() -> Dataset:
     """6,000 + 1,000 images of Fashion-MNIST, uint8 [1, 28, 28], ten balanced classes; inside the package."""
     with resources.files("thinwire.lab").joinpath("data/fashion_mnist_subset.npz").open("rb") as file:
@@ -155,8 +158,8 @@ def read_idx(file: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} is not a whole gzip file: {error}") from None
     dims = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) >= 4 else 0
-    shape = np.frombuffer(raw[4 : 4 + 4 * dims], ">u4").astype(int)
-    if not dims or len(shape) != dims or len(raw) != 4 + 4 * dims + shape.prod():
+    shape = [int.from_bytes(raw[4 + 4 * at : 8 + 4 * at], "big") for at in range(dims)]
+    if not dims or len(raw) != 4 + 4 * dims + math.prod(shape):
         raise ValueError(f"{file} is not an idx file of bytes")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
 

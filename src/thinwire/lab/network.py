@@ -1,7 +1,7 @@
 """The networks of a comparison, from text such as "shaped:100mbit".
 
     none                    the machine's own loopback, as fast as it is
-    shaped:100mbit          real links: a namespace per worker that sends at this rate (needs root and iproute2)
+    shaped:100mbit          real links: each worker's namespace sends at this rate (needs root and iproute2)
     paced:100mbit,5ms       no privileges: every exchange is slowed to latency + bytes / bandwidth
     auto:100mbit            shaped where that can be had, else paced; the record says which
 

@@ -1,4 +1,4 @@
-"""What the lab writes down, as JSON: a plan before a run, a run after it, the record of a whole comparison."""
+"""What the lab writes down, as JSON: a plan before a run, a run after it, the record of a comparison."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ def _curves(
         for curve in curves if len(curves) > 1 else []:
             figure.add_scatter(
                 x=[axis.value(point) for point in curve], y=[value(point) for point in curve],
-                mode="lines", opacity=0.3, line=line | {"width": 1}, legendgroup=scheme, showlegend=False, hoverinfo="skip",
+                mode="lines", opacity=0.3, line=line | {"width": 1}, legendgroup=scheme,
+                showlegend=False, hoverinfo="skip",
             )  # fmt: skip
         if curves:
             together = list(zip(*curves, strict=True))

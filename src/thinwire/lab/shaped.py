@@ -158,7 +158,7 @@ def enter(namespace: str) -> None:
 
 
 def sent() -> tuple[int, int]:
-    """(bytes, packets) sent by this namespace's interface since it was made, as the kernel counts: with headers."""
+    """(bytes, packets) sent by this namespace's interface so far, as the kernel counts: with headers."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == INTERFACE:

@@ -152,8 +152,8 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
     """The final table, for a terminal of 80 columns."""
     several = len({row.task for row in rows}) > 1
     table = Table(
-        title=f"{', '.join(record.config['tasks'])}: {setting(record)}", title_justify="left", title_style="bold",
-        caption=caption(record), caption_justify="left",
+        title=f"{', '.join(record.config['tasks'])}: {setting(record)}",
+        title_justify="left", title_style="bold", caption=caption(record), caption_justify="left",
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for name in ["task"] * several + ["scheme"]:

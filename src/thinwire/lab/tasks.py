@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,7 @@ class Task:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def judged(self, step: int, steps: int) -> bool:
-        """Whether the model is judged after `step` (counted from 1) of `steps`; after the last it always is."""
+        """Whether the model is judged after `step` (counted from 1) of `steps`; always after the last."""
         return step % (self.evaluate_every or max(1, steps // 12)) == 0 or step == steps
 
 
@@ -66,7 +67,7 @@ accuracy = Metric("accuracy", lambda outputs, labels: (outputs.argmax(-1) == lab
 bits_per_byte = Metric(
     "bits per byte",
     lambda logits, text: (
-        functional.cross_entropy(logits.mT, text.long(), reduction="none").mean(1) / 0.6931472
+        functional.cross_entropy(logits.mT, text.long(), reduction="none").mean(1) / math.log(2)
     ),
     rising=False,
 )
@@ -211,4 +212,5 @@ def _functions_of(file: Path) -> dict[str, Callable[..., Task]]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return {name: thing for name, thing in vars(module).items() if inspect.isfunction(thing)}
+    own = (thing for thing in vars(module).values() if inspect.isfunction(thing))
+    return {thing.__name__: thing for thing in own if thing.__module__ == module.__name__}

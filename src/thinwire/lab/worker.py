@@ -67,7 +67,7 @@ def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: C
         dist.destroy_process_group()
         report.send(totals)
     except Exception as error:
-        report.send(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        report.send("failed: " + " ".join(f"{type(error).__name__}: {error}".split())[:500])
         raise SystemExit(1) from None
 
 
@@ -155,8 +155,8 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
 
 
 class Probe:
-    """Measures vNMSE on a real step, off the network: every worker's own gradient is copied, as backward makes it,
-    into a file that all workers map."""
+    """Measures vNMSE on real steps, off the network: every worker copies its own gradient, as backward makes it,
+    into a file that all of them map."""
 
     def __init__(self, model: nn.Module, file: Path, worker: int, workers: int):
         self._parameters = [p for p in model.parameters() if p.requires_grad]
