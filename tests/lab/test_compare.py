@@ -25,8 +25,9 @@ import sys
 from pathlib import Path
 from thinwire.lab.compare import compare
 if __name__ == "__main__":
-    compare(["regression(steps=2000)"], ["fp16"], workers=2, seeds=50, network="shaped:1gbit", json=Path(sys.argv[1]))
-    print("ended well")
+    file = Path(sys.argv[1])
+    compare(["regression(steps=60)"], ["fp16"], workers=2, seeds=50, network="shaped:1gbit", json=file)
+    print("ended well", flush=True)
 """
 
 
@@ -70,7 +71,9 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, tmp_path, console):
 
     monkeypatch.setattr(module, "execute", execute)
     file, page = tmp_path / "record.json", tmp_path / "report.html"
-    record = compare([TINY], ["fp16", "bf16", "fp32"], network="none", json=file, report=page, console=console)
+    record = compare(
+        [TINY], ["fp16", "bf16", "fp32"], network="none", json=file, report=page, console=console
+    )
     assert record.interrupted and [run.plan.scheme for run in record.runs] == ["fp16"]
     assert Record.load(file) == record and page.exists()
     assert "interrupted" in console.file.getvalue()
@@ -80,16 +83,20 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, tmp_path, console):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_stopping_a_real_comparison_leaves_nothing_behind(how, tmp_path):
     file = tmp_path / "record.json"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(file)], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert "[1/50]" in process.stdout.readline()
-    os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()
-    rest = process.stdout.read()  # ends when the last worker, which shares the pipe, has ended
-    process.wait(timeout=30)
+    ) as process:
+        assert "[1/50]" in process.stdout.readline()
+        if how == signal.SIGINT:
+            os.killpg(process.pid, how)  # as a terminal does: the workers get it too
+        else:
+            process.kill()
+        rest = process.stdout.read()  # ends when the last process that shares the pipe has ended
     assert len(json.loads(file.read_text())["runs"]) >= 1
     if how == signal.SIGINT:
-        assert process.returncode == 0 and "ended well" in rest and json.loads(file.read_text())["interrupted"]
+        assert (
+            process.returncode == 0 and "ended well" in rest and json.loads(file.read_text())["interrupted"]
+        )
     assert not [namespace for namespace in shaped.existing() if f"tw-{process.pid}-" in namespace]
 
 
@@ -121,7 +128,7 @@ def test_mistakes_are_one_line_before_anything_starts(changed, said, console):
 
 def test_shaped_without_root_is_one_line(monkeypatch, console):
     monkeypatch.setattr(shaped.os, "geteuid", lambda: 1000)
-    with pytest.raises(ValueError, match="cannot be had: .*; paced needs no privileges"):
+    with pytest.raises(ValueError, match=r"cannot be had: .*; paced needs no privileges"):
         compare([TINY], ["fp16"], network="shaped:1mbit", console=console)
 
 

@@ -83,7 +83,7 @@ def test_fashion_mnist_files(tmp_path):
         assert data.test.inputs[1, 0].numpy().tolist() == images[1].tolist()
         assert data.train.targets.tolist() == [7, 0, 9]
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(ValueError, match="missing file: .*t10k-labels"):
+    with pytest.raises(ValueError, match=r"missing file: .*t10k-labels"):
         datasets.fashion_mnist(folder)
 
 
@@ -93,7 +93,7 @@ def test_broken_idx_files(tmp_path):
     whole = file.read_bytes()
     for bad in (b"", b"no gzip", whole[:-12], gzip.compress(b""), gzip.compress(b"\0\0\x08\x02abc")):
         file.write_bytes(bad)
-        with pytest.raises(ValueError, match="x.gz"):
+        with pytest.raises(ValueError, match=r"x\.gz"):
             datasets.read_idx(file)
 
 
@@ -101,7 +101,7 @@ def test_cifar10_files(tmp_path):
     record = np.concatenate([[3], np.repeat([10, 20, 30], 1024)]).astype(np.uint8)
     (tmp_path / "data_batch_1.bin").write_bytes(record.tobytes() * 2)
     (tmp_path / "data_batch_3.bin").write_bytes(record.tobytes())
-    with pytest.raises(ValueError, match="missing file: .*test_batch"):
+    with pytest.raises(ValueError, match=r"missing file: .*test_batch"):
         datasets.cifar10(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(record.tobytes())
     data = datasets.cifar10(tmp_path)

@@ -26,9 +26,9 @@ def test_text_is_read_and_written(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "fast", "shaped", "shaped:", "shaped:100", "shaped:0mbit", "shaped:-1mbit", "shaped:100mbit/", "none:1mbit",
-     "shaped:2=10mbit", "shaped:100mbit,x=1mbit", "shaped:100mbit,5ms", "paced:1mbit/2mbit", "auto:1mbit/2mbit,5ms",
-     "paced:5ms", "paced:1mbit,5min"],
+    ["", "fast", "shaped", "shaped:", "shaped:100", "shaped:0mbit", "shaped:-1mbit", "shaped:100mbit/",
+     "none:1mbit", "shaped:2=10mbit", "shaped:100mbit,x=1mbit", "shaped:100mbit,5ms", "paced:1mbit/2mbit",
+     "auto:1mbit/2mbit,5ms", "paced:5ms", "paced:1mbit,5min"],
 )  # fmt: skip
 def test_mistakes_are_one_line(text):
     with pytest.raises(ValueError, match="network") as caught:

@@ -1,7 +1,6 @@
 """The page: every scheme's curve and verdict, nothing fetched, no error in a browser."""
 
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -36,10 +35,22 @@ def test_the_page_in_a_browser(record, tmp_path):
     file = tmp_path / "report.html"
     report.write([record], file)
     browser = subprocess.run(
-        [shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert "CONSOLE" not in browser.stderr
     drawn = set(re.findall(r'class="legendtext"[^>]*data-unformatted="([^"]+)"', browser.stdout))
     assert {"fp16", "fp32", "qsgd(bits=4)", "compute", "encode", "wire"} <= drawn

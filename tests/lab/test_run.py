@@ -37,7 +37,9 @@ def test_a_run_is_complete_and_repeatable():
     seconds = [point.seconds for point in run.curve]
     assert seconds == sorted(seconds) and seconds[0] > 0
     weights = 784 * 64 + 64 * 64 + 64 * 10 + 64 * 2 + 10
-    assert run.curve[-1].bytes_sent == run.totals["bytes_sent"] == 7 * 4 * weights  # a ring of two sends it all once
+    assert (
+        run.curve[-1].bytes_sent == run.totals["bytes_sent"] == 7 * 4 * weights
+    )  # a ring of two sends it all once
     phases = sum(run.totals[f"{phase}_seconds"] for phase in ("compute", "encode", "wire"))
     assert phases == pytest.approx(run.totals["seconds"])
     assert run.totals["vnmse"] < 1e-12  # fp32 loses nothing
@@ -76,7 +78,9 @@ def test_a_failing_worker_fails_the_run_with_its_reason(tmp_path):
 def test_counted_bytes_are_sent_bytes():
     with Shaped(network.parse("shaped:1gbit"), 3) as links:
         for scheme in ("fp16", "qsgd(bits=4)"):
-            run = execute(Plan(SMALL, scheme, 0, network="shaped:1gbit", workers=3, steps=20), links)
+            run = execute(
+                Plan("mlp(width=256, batch=16)", scheme, 0, network="shaped:1gbit", workers=3, steps=6), links
+            )
             assert run.reason is None
             assert run.totals["interface_payload_bytes"] == pytest.approx(run.totals["bytes_sent"], rel=0.03)
             assert run.totals["interface_bytes"] > run.totals["interface_payload_bytes"]

@@ -69,13 +69,13 @@ def test_what_still_runs_inside_is_ended():
 @shaping
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_the_owner_is_killed(how):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    keeper, *namespaces = owner.stdout.readline().split()
-    assert set(namespaces) <= set(shaped.existing())
-    owner.send_signal(how)
-    owner.communicate(timeout=30)
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as owner:  # fmt: skip
+        keeper, *namespaces = owner.stdout.readline().split()
+        assert set(namespaces) <= set(shaped.existing())
+        owner.send_signal(how)
     wait_for_end(int(keeper))
     assert not set(namespaces) & set(shaped.existing())
 

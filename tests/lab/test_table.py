@@ -1,5 +1,7 @@
 """From runs to verdicts, on made-up runs."""
 
+import io
+
 from rich.console import Console
 
 from thinwire.lab import table
@@ -81,11 +83,12 @@ def test_metrics_that_fall():
 
 
 def test_the_table_fits_a_terminal_and_shows_every_row():
-    record = record_of(FP16, made_up("qsgd(bits=4)", 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))
-    with console.file:
-        console.print(table.render(record, table.summarise(record)))
-    shown = console.export_text()
+    record = record_of(
+        FP16, made_up("qsgd(bits=4)", 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke")
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(table.render(record, table.summarise(record)))
+    shown = console.file.getvalue()
     assert "…" not in shown
     for text in ("fp16", "qsgd(bits=4)", "failed", "8.00x", "90.0%"):
         assert text in shown

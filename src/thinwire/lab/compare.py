@@ -14,7 +14,7 @@ from thinwire.lab import report as reports
 from thinwire.lab import shaped, table
 from thinwire.lab import tasks as task_specs
 from thinwire.lab.live import LiveTable
-from thinwire.lab.record import Plan, Record, Run
+from thinwire.lab.record import Plan, Record
 from thinwire.lab.run import execute
 
 EXCHANGES = ("allreduce",)
@@ -69,9 +69,12 @@ def compare(
             LiveTable(plans, console) as live,
         ):
             for plan in plans:
-                record.runs.append(_one(plan, links, live))
+                task = task_specs.load(plan.task, data)
+                live.started(plan.steps or task.steps, task.metric.name)
+                record.runs.append(execute(plan, links, live.advanced))
                 if json:
                     record.save(json)
+                live.finished(record.runs[-1])
     except KeyboardInterrupt:
         record.interrupted = True
     if json:
@@ -92,14 +95,6 @@ def show(record: Record, console: Console) -> None:
     for row in rows:
         task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
         console.print(f"{task}{row.scheme}: {row.verdict}", highlight=False, markup=False)
-
-
-def _one(plan: Plan, links: shaped.Shaped | None, live: LiveTable) -> Run:
-    task = task_specs.load(plan.task, Path(plan.data) if plan.data else None)
-    live.started(plan.steps or task.steps, task.metric.name)
-    run = execute(plan, links, live.advanced)
-    live.finished(run)
-    return run
 
 
 def _check(

@@ -1,7 +1,7 @@
 """One worker of a run: a process that trains, keeps the time and tells its parent how it goes.
 
-The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or
-the reason (a str) why there is none.
+The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or a
+`Failure`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ class Progress:
     level: float
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker gave up, and when: its end makes the others fail too, so the first one tells why."""
+
+    at: float  # seconds, on the clock that all processes of a machine share
+    reason: str
+
+
 def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: Connection) -> None:
     """The whole life of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -67,7 +75,8 @@ def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: C
         dist.destroy_process_group()
         report.send(totals)
     except Exception as error:
-        report.send("failed: " + " ".join(f"{type(error).__name__}: {error}".split())[:500])
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        report.send(Failure(time.monotonic(), f"failed: {reason}"))
         raise SystemExit(1) from None
 
 
@@ -138,7 +147,7 @@ def _scores(task: tasks.Task, model: nn.Module, exam: Examples) -> Tensor:
 
 
 def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -> dict[str, float]:
-    """Where the seconds went. The lane's encoding and waiting count as far as training waited for them."""
+    """Where the seconds went. Encoding and waiting, on the lane, count as far as training waited for them."""
     exposed = min(stats["exposed_seconds"], seconds)
     lane = stats["encode_seconds"] + stats["wire_seconds"]
     share = exposed / lane if lane else 0.0
@@ -155,8 +164,10 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
 
 
 class Probe:
-    """Measures vNMSE on real steps, off the network: every worker copies its own gradient, as backward makes it,
-    into a file that all of them map."""
+    """Measures vNMSE on real steps, off the network.
+
+    Every worker copies its own gradient, as backward makes it, into a file that all of them map.
+    """
 
     def __init__(self, model: nn.Module, file: Path, worker: int, workers: int):
         self._parameters = [p for p in model.parameters() if p.requires_grad]
