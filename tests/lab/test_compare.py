@@ -71,9 +71,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, tmp_path, console):
 
     monkeypatch.setattr(module, "execute", execute)
     file, page = tmp_path / "record.json", tmp_path / "report.html"
-    record = compare(
-        [TINY], ["fp16", "bf16", "fp32"], network="none", json=file, report=page, console=console
-    )
+    record = compare([TINY], ["fp16", "bf16", "fp32"], network="none", json=file, report=page, console=console)
     assert record.interrupted and [run.plan.scheme for run in record.runs] == ["fp16"]
     assert Record.load(file) == record and page.exists()
     assert "interrupted" in console.file.getvalue()
@@ -94,9 +92,7 @@ def test_stopping_a_real_comparison_leaves_nothing_behind(how, tmp_path):
         rest = process.stdout.read()  # ends when the last process that shares the pipe has ended
     assert len(json.loads(file.read_text())["runs"]) >= 1
     if how == signal.SIGINT:
-        assert (
-            process.returncode == 0 and "ended well" in rest and json.loads(file.read_text())["interrupted"]
-        )
+        assert process.returncode == 0 and "ended well" in rest and json.loads(file.read_text())["interrupted"]
     assert not [namespace for namespace in shaped.existing() if f"tw-{process.pid}-" in namespace]
 
 

@@ -37,9 +37,7 @@ def test_a_run_is_complete_and_repeatable():
     seconds = [point.seconds for point in run.curve]
     assert seconds == sorted(seconds) and seconds[0] > 0
     weights = 784 * 64 + 64 * 64 + 64 * 10 + 64 * 2 + 10
-    assert (
-        run.curve[-1].bytes_sent == run.totals["bytes_sent"] == 7 * 4 * weights
-    )  # a ring of two sends it all once
+    assert run.curve[-1].bytes_sent == run.totals["bytes_sent"] == 7 * 4 * weights  # a ring of two sends it all once
     phases = sum(run.totals[f"{phase}_seconds"] for phase in ("compute", "encode", "wire"))
     assert phases == pytest.approx(run.totals["seconds"])
     assert run.totals["vnmse"] < 1e-12  # fp32 loses nothing

@@ -83,9 +83,7 @@ def test_metrics_that_fall():
 
 
 def test_the_table_fits_a_terminal_and_shows_every_row():
-    record = record_of(
-        FP16, made_up("qsgd(bits=4)", 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke")
-    )
+    record = record_of(FP16, made_up("qsgd(bits=4)", 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
     console = Console(width=80, file=io.StringIO())
     console.print(table.render(record, table.summarise(record)))
     shown = console.file.getvalue()

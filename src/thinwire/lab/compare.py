@@ -29,7 +29,7 @@ def compare(
     *,
     exchange: str = "allreduce",
     network: str = DEFAULT_NETWORK,
-    seeds: int = 1,
+    seeds: int = 2,
     workers: int = 4,
     steps: int | None = None,
     data: Path | None = None,

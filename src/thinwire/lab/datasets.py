@@ -93,9 +93,7 @@ def fashion_mnist(folder: Path) -> Dataset:
         images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
         labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
         if images.ndim != 3 or len(images) != len(labels):
-            raise ValueError(
-                f"{folder}: {prefix} has images of shape {images.shape} and {len(labels)} labels"
-            )
+            raise ValueError(f"{folder}: {prefix} has images of shape {images.shape} and {len(labels)} labels")
         parts.append(_images(images[:, None], labels))
     return Dataset(*parts)
 

@@ -71,10 +71,7 @@ def _section(record: Record, task: str) -> Section:
     runs = [run for run in record.runs if run.plan.task == task]
     rows = [row for row in table.summarise(record) if row.task == task]
     colours = _colours([row.scheme for row in rows])
-    figures = {
-        f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(runs, colours, axis))
-        for axis in AXES
-    }
+    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(runs, colours, axis)) for axis in AXES}
     figures["Seconds per step, by what they went into"] = _html(_phases(rows))
     if any(len({point.level for point in run.curve}) > 1 for run in runs):
         figures["Level over steps"] = _html(_curves(runs, colours, AXES[2], lambda point: point.level))
@@ -83,9 +80,7 @@ def _section(record: Record, task: str) -> Section:
 
 def _colours(schemes: Sequence[str]) -> dict[str, str]:
     others = [scheme for scheme in schemes if scheme != table.BASELINE]
-    return {scheme: COLOURS[at % len(COLOURS)] for at, scheme in enumerate(others)} | {
-        table.BASELINE: "#000000"
-    }
+    return {scheme: COLOURS[at % len(COLOURS)] for at, scheme in enumerate(others)} | {table.BASELINE: "#000000"}
 
 
 def _scores(runs: Sequence[Run], colours: dict[str, str], axis: Axis) -> go.Figure:
@@ -97,9 +92,7 @@ def _scores(runs: Sequence[Run], colours: dict[str, str], axis: Axis) -> go.Figu
     return figure
 
 
-def _curves(
-    runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]
-) -> go.Figure:
+def _curves(runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]) -> go.Figure:
     """A bold line per scheme, the mean over its seeds, with the single runs faint behind it."""
     figure = go.Figure()
     for scheme in dict.fromkeys(run.plan.scheme for run in runs):
@@ -147,6 +140,4 @@ def _html(figure: go.Figure) -> str:
     )  # fmt: skip
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
-    return figure.to_html(
-        full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
-    )
+    return figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True})

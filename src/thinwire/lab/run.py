@@ -122,9 +122,7 @@ def _point(shares: list[Progress]) -> Point:
 
 def _reason(members: list[_Member]) -> str | None:
     """Why the run failed, told by the first that did."""
-    failures = [
-        (member.failure.at, member.number, member.failure.reason) for member in members if member.failure
-    ]
+    failures = [(member.failure.at, member.number, member.failure.reason) for member in members if member.failure]
     if not failures:
         return None
     _, number, reason = min(failures)

@@ -24,12 +24,8 @@ from pathlib import Path
 
 from thinwire.lab.network import Network, Rate
 
-BURST_BYTES = (
-    64 * 1024
-)  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
-QUEUE_SECONDS = (
-    0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
-)
+BURST_BYTES = 64 * 1024  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
+QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
 INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
 _FOLDER = Path("/run/netns")

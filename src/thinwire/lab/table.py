@@ -63,9 +63,7 @@ def summarise(record: Record) -> list[Row]:
     rows = []
     for (task, _), row in plain.items():
         fp16, fp32 = plain.get((task, "fp16")), plain.get((task, "fp32"))
-        against = Row(
-            **{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)}
-        )
+        against = Row(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
         rows.append(Row(**{**vars(against), "verdict": _verdict(against, fp16)}))
     return rows
 
@@ -119,9 +117,7 @@ def _verdict(row: Row, baseline: Row | None) -> str:
     if row.scheme == BASELINE:
         return f"The baseline: {target} after {row.mean_seconds:.1f} s."
     if baseline is None or not baseline.runs:
-        return (
-            f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
-        )
+        return f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
     if row.speedup_fp16 is None:
         return f"Pays here: reached {target} after {row.mean_seconds:.1f} s; {BASELINE} did not always."
 
@@ -141,11 +137,7 @@ def _lost(row: Row, baseline: Row) -> str:
     worse = baseline.score - row.score if row.rising else row.score - baseline.score
     if row.metric == "accuracy":
         return f"{worse * 100:.1f} points lower" if worse * 100 > KEPT_POINTS else ""
-    return (
-        f"at {row.score:.3g} instead of {baseline.score:.3g}"
-        if worse > KEPT_SHARE * abs(baseline.score)
-        else ""
-    )
+    return f"at {row.score:.3g} instead of {baseline.score:.3g}" if worse > KEPT_SHARE * abs(baseline.score) else ""
 
 
 def render(record: Record, rows: Sequence[Row]) -> Table:

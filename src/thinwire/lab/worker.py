@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import thinwire as tw
+from thinwire.ddp import attach
+from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab import network, shaped, tasks
 from thinwire.lab.datasets import Examples
 from thinwire.lab.paced import Pace, PacedLedger
@@ -85,7 +86,7 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     steps = plan.steps or task.steps
     torch.manual_seed(plan.seed)
     model = DistributedDataParallel(task.model())
-    wire = tw.attach(model, plan.scheme, exchange=_exchange(plan, worker), seed=plan.seed)
+    wire = attach(model, plan.scheme, exchange=_exchange(plan, worker), seed=plan.seed)
     optimizer = task.optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
@@ -127,9 +128,9 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     return totals
 
 
-def _exchange(plan: Plan, worker: int) -> tw.AllReduce:
+def _exchange(plan: Plan, worker: int) -> AllReduce:
     assert plan.exchange == "allreduce"
-    exchange = tw.AllReduce()
+    exchange = AllReduce()
     net = network.parse(plan.network)
     if net.mode == "paced":
         exchange.ledger = PacedLedger(Pace(net.rate_of(worker).up, net.latency_seconds))
