@@ -16,8 +16,8 @@ from thinwire.scheme import Conversation, Knob, Scheme
 class WarmUp(Scheme):
     """A scheme that holds back for its first steps, while gradients change fast and residuals would be stale.
 
-    Before step `steps`: the exact mean, or the scheme itself at `milder`, a level of its knob. From then on: the
-    scheme, at the level asked for. Goes inside error feedback, so that a dense step pays what is owed.
+    Before step `steps`: the exact mean, or the scheme itself at `milder`, a level of its knob. From then on:
+    the scheme, at the level asked for. Goes inside error feedback, so that a dense step pays what is owed.
     """
 
     scheme: Scheme
@@ -66,7 +66,7 @@ class WarmUp(Scheme):
 
 
 def warm_up(scheme: Scheme, warmup_steps: int, warmup_level: float | None = None) -> Scheme:
-    """`scheme`, dense or at `warmup_level` for its first `warmup_steps` steps; 0 steps: the scheme as it is."""
+    """`scheme`, dense or at `warmup_level` for its first steps; 0 steps: the scheme as it is."""
     if not isinstance(warmup_steps, int) or warmup_steps < 0:
         raise ValueError(f"warmup_steps must be an integer, 0 or more, got {warmup_steps!r}")
     if warmup_level is not None:

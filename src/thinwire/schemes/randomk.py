@@ -24,8 +24,8 @@ class RandomK(Scheme):
 
     Values are not scaled up by 1/density: with error memory that would only add variance.
 
-    Differs from the paper: one entry is drawn from each of k equal stretches of the bucket, laid out as a ring
-    with a random beginning. Every entry is as likely as under free drawing, and k draws are enough.
+    Differs from the paper: one entry is drawn from each of k equal stretches of the bucket, laid out as a
+    ring with a random beginning. Every entry is as likely as under free drawing, and k draws are enough.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)

@@ -114,8 +114,8 @@ def converse_about(
 ) -> Conversation:
     """The mean of chunks that all workers chose alike, and 0 elsewhere. No place needs to travel.
 
-    What is not chosen is lost, and so is what the values' rounding takes away. Values travel multiplied by `scale`, a
-    power of two that all workers know.
+    What is not chosen is lost, and so is what the values' rounding takes away. Values travel multiplied by
+    `scale`, a power of two that all workers know.
     """
     flat, lost, count = bucket.flat, bucket.lost, places.numel() * chunk
     own = bucket.scratch.take("kept", count, flat.dtype, flat.device)
