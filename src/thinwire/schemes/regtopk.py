@@ -25,8 +25,8 @@ class RegTopK(Scheme):
     2. Send a where |a| tanh(|1 + D| / mu) is among the k largest; lost = a elsewhere.
     3. Remember the factor for the next round.
 
-    `denominator="current"` is the second form in print: D = (n G - b) / a, over what the worker has now. It is
-    not equivalent, and does not reproduce the authors' regression.
+    `denominator="current"` is the second form in print: D = (n G - b) / a, over what the worker has now. It
+    is not equivalent, and does not reproduce the authors' regression.
 
     Memory: one number per entry, finite. A round whose mean is not finite leaves it as it was.
     """

@@ -25,8 +25,8 @@ class TopKC(Scheme):
     3. Every worker picks the same J = density * chunks largest, of equals the first.
     4. mean = the mean of the values there, 0 elsewhere. All else is lost.
 
-    With 16-bit values it costs 16 (J chunk / entries + 1 / chunk) bits per entry, for any number of workers. It
-    lives on large entries being neighbours, as they are in gradients.
+    With 16-bit values it costs 16 (J chunk / entries + 1 / chunk) bits per entry, for any number of workers.
+    It lives on large entries being neighbours, as they are in gradients.
 
     Differs from the paper: sqrt(N) bounds every value, so the group knows a power of two that brings them
     into fp16's range, whatever theirs is.
