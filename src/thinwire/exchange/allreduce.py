@@ -50,11 +50,13 @@ class AllReduce:
             raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
+        ranks = dist.get_process_group_ranks(group)
+        self._everyone = len(ranks) == dist.get_world_size()
         self._group = dist.new_group(
-            dist.get_process_group_ranks(group),
+            ranks,
             timeout=_timeout(group),
             backend=dist.get_backend(group),
-            use_local_synchronization=True,
+            use_local_synchronization=not self._everyone,
         )
         self.lane = Lane(self._group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
@@ -72,9 +74,11 @@ class AllReduce:
             return
         self.lane.close()
         self.lane = None
-        # Where the user has destroyed all groups already, ours is gone too.
-        with suppress(ValueError, AssertionError):
-            dist.destroy_process_group(self._group)
+        # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
+        # what it left in the store. It stays until the user destroys all groups.
+        if self._everyone:
+            with suppress(ValueError, AssertionError):  # destroyed already
+                dist.destroy_process_group(self._group)
 
     def answer_all(self, conversation: Conversation, scratch: Scratch) -> Talk:
         """A scheme's conversation as collectives."""
