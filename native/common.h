@@ -64,5 +64,6 @@ void bind_statistics(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_indices(nb::module_& m);
+void bind_hadamard(nb::module_& m);
 
 }  // namespace thinwire

@@ -15,4 +15,5 @@ NB_MODULE(_native, m) {
     thinwire::bind_select(m);
     thinwire::bind_sparse(m);
     thinwire::bind_indices(m);
+    thinwire::bind_hadamard(m);
 }

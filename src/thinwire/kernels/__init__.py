@@ -1,7 +1,10 @@
 """The operations that touch every entry. `reference` says what each means; native code does the same, fast."""
 
 from thinwire.kernels.cast import cast_add, scale_cast
+from thinwire.kernels.hadamard import hadamard_
+from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.quantize import dequantize_uniform, dequantize_uniform_add, packed_bytes, quantize_uniform
+from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 from thinwire.kernels.statistics import all_finite, block_absmax, block_statistics
 
 __all__ = [
@@ -9,9 +12,18 @@ __all__ = [
     "block_absmax",
     "block_statistics",
     "cast_add",
+    "decode_indices",
     "dequantize_uniform",
     "dequantize_uniform_add",
+    "encode_indices",
+    "gather",
+    "hadamard_",
+    "index_bytes",
     "packed_bytes",
+    "put_",
     "quantize_uniform",
     "scale_cast",
+    "scatter_add",
+    "take_",
+    "top_k",
 ]
