@@ -110,7 +110,7 @@ def cifar10(data: Path | None, *, target: float = 0.5, steps: int = 600, batch: 
     )  # fmt: skip
 
 
-def text(data: Path | None, *, width: int = 128, target: float = 3.0, steps: int = 300, batch: int = 16) -> Task:
+def text(data: Path | None, *, width: int = 128, target: float = 3.45, steps: int = 200, batch: int = 16) -> Task:
     """A transformer of 0.5 M weights learns to predict the next byte of the text file in --data."""
     dataset = datasets.text_bytes(_needed(data, "text", "a text file"), context=64)
     return Task(
@@ -124,7 +124,7 @@ def regression(data: Path | None, *, target: float = 0.02, steps: int = 150, bat
     """Linear regression, 512 features to 64 outputs: convex, so that what a scheme loses shows undisguised."""
     return Task(
         "regression", datasets.regression(features=512, outputs=64, noise=0.1), lambda: nn.Linear(512, 64),
-        lambda outputs, y: (outputs - y).square().sum(-1).mean(), sgd(0.1), squared_error, target, steps, batch,
+        lambda outputs, y: (outputs - y).square().sum(-1).mean(), sgd(0.01), squared_error, target, steps, batch,
     )  # fmt: skip
 
 
