@@ -53,8 +53,9 @@ class ByteTransformer(nn.Module):
         self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, 256)
-        self.register_buffer("future", torch.triu(torch.full((context, context), -torch.inf), 1), persistent=False)
 
     def forward(self, text: Tensor) -> Tensor:
+        # Not a registered buffer: DDP would send it to everybody in every step.
+        future = nn.Transformer.generate_square_subsequent_mask(text.shape[1], device=text.device)
         x = self.embed(text.int()) + self.position
-        return self.out(self.norm(self.blocks(x, mask=self.future, is_causal=True)))
+        return self.out(self.norm(self.blocks(x, mask=future, is_causal=True)))

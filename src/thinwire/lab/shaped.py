@@ -27,6 +27,7 @@ from thinwire.lab.network import Network, Rate
 BURST_BYTES = 64 * 1024  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
 QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
 INTERFACE = "eth0"
+HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
 _FOLDER = Path("/run/netns")
 _NAME = re.compile(r"tw-(\d+)-(?:\d+|switch)")
 _CLONE_NEWNET = 0x40000000
@@ -143,13 +144,13 @@ def enter(namespace: str) -> None:
             raise OSError(error, f"cannot enter the namespace {namespace}: {os.strerror(error)}")
 
 
-def bytes_on_the_wire() -> tuple[int, int]:
-    """(sent, received) by this namespace's interface since it was made, as the kernel counts: with all headers."""
+def sent() -> tuple[int, int]:
+    """(bytes, packets) sent by this namespace's interface since it was made, as the kernel counts: with all headers."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == INTERFACE:
             numbers = counts.split()
-            return int(numbers[8]), int(numbers[0])
+            return int(numbers[8]), int(numbers[9])
     raise OSError(f"this namespace has no interface {INTERFACE}")
 
 
