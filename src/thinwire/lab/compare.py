@@ -121,7 +121,9 @@ def _check(
         loaded = task_specs.load(task, data)
         smallest = len(loaded.dataset.train) // workers
         if loaded.batch > smallest:
-            raise ValueError(f"task {task}: a batch of {loaded.batch} does not fit {workers} shards of {smallest} examples")
+            raise ValueError(
+                f"task {task}: a batch of {loaded.batch} does not fit {workers} shards of {smallest} examples"
+            )
     net = networks.parse(network)
     net.check(workers)
     return networks.resolve(net, shaped.why_not() if net.mode in ("shaped", "auto") else None)

@@ -46,7 +46,9 @@ class Examples:
         skewed, mixed = order[: own * workers], order[own * workers :]
         if own:
             if self.targets.ndim > 1 and self.targets[0].numel() > 1:
-                raise ValueError(f"skew={skew}: shards can be skewed only where every example has one label; use skew=0")
+                raise ValueError(
+                    f"skew={skew}: shards can be skewed only where every example has one label; use skew=0"
+                )
             skewed = skewed[torch.argsort(self.targets[skewed].reshape(-1), stable=True)]
         return self[torch.cat([skewed[worker * own : (worker + 1) * own], mixed[worker::workers]])]
 
@@ -87,7 +89,9 @@ def fashion_mnist(folder: Path) -> Dataset:
         images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
         labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
         if images.ndim != 3 or len(images) != len(labels):
-            raise ValueError(f"{folder}: {prefix} has images of shape {images.shape} and {len(labels)} labels")
+            raise ValueError(
+                f"{folder}: {prefix} has images of shape {images.shape} and {len(labels)} labels"
+            )
         parts.append(_images(images[:, None], labels))
     return Dataset(*parts)
 
@@ -122,7 +126,8 @@ def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Datase
     held_out = windows // 10
     rows = torch.linspace(windows - held_out, windows - 1, min(test_windows, held_out)).long()
     return Dataset(
-        Examples(inputs[: windows - held_out], targets[: windows - held_out]), Examples(inputs[rows], targets[rows])
+        Examples(inputs[: windows - held_out], targets[: windows - held_out]),
+        Examples(inputs[rows], targets[rows]),
     )
 
 

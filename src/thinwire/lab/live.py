@@ -46,7 +46,9 @@ class LiveTable:
         self._finished.append(run)
         self._point = None
         if not self._console.is_terminal:
-            self._console.print(f"[{len(self._finished)}/{len(self._plans)}] {_told(run)}", highlight=False, markup=False)
+            self._console.print(
+                f"[{len(self._finished)}/{len(self._plans)}] {_told(run)}", highlight=False, markup=False
+            )
 
     def __rich__(self) -> Group:
         table = Table(box=None, pad_edge=False)
@@ -55,7 +57,9 @@ class LiveTable:
         first = max(0, min(len(self._finished) - ROWS // 2, len(self._plans) - ROWS))
         for number, plan in list(enumerate(self._plans))[first : first + ROWS]:
             table.add_row(plan.task, plan.scheme, str(plan.seed), *self._cells(number))
-        return Group(Text(f"run {min(len(self._finished) + 1, len(self._plans))} of {len(self._plans)}"), table)
+        return Group(
+            Text(f"run {min(len(self._finished) + 1, len(self._plans))} of {len(self._plans)}"), table
+        )
 
     def _cells(self, number: int) -> list[Text | ProgressBar | str]:
         if number > len(self._finished):
@@ -70,7 +74,13 @@ class LiveTable:
         bar = ProgressBar(steps, point.step if point else 0, width=20)
         if point is None:
             return [bar, "starting"]
-        return [bar, f"{point.step}/{steps}", f"{point.loss:.3f}", score_text(metric, point.score), f"{point.seconds:.1f}"]
+        return [
+            bar,
+            f"{point.step}/{steps}",
+            f"{point.loss:.3f}",
+            score_text(metric, point.score),
+            f"{point.seconds:.1f}",
+        ]
 
 
 def _told(run: Run) -> str:

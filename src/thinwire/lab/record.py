@@ -99,7 +99,11 @@ class Record:
             raise ValueError(f"missing file: {file}") from None
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is not JSON: {error}") from None
-        if not isinstance(read, dict) or read.get("format") != FORMAT or set(read) != {f.name for f in fields(cls)}:
+        if (
+            not isinstance(read, dict)
+            or read.get("format") != FORMAT
+            or set(read) != {f.name for f in fields(cls)}
+        ):
             raise ValueError(f"{file} is not a record of `thinwire compare` (format {FORMAT})")
         read["runs"] = [
             Run(**{**run, "plan": Plan(**run["plan"]), "curve": [Point(**point) for point in run["curve"]]})
@@ -109,7 +113,12 @@ class Record:
 
 
 def _machine() -> dict[str, Any]:
-    return {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
 
 
 def _cpu() -> str:

@@ -24,8 +24,12 @@ from pathlib import Path
 
 from thinwire.lab.network import Network, Rate
 
-BURST_BYTES = 64 * 1024  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
-QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
+BURST_BYTES = (
+    64 * 1024
+)  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
+QUEUE_SECONDS = (
+    0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
+)
 INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
 _FOLDER = Path("/run/netns")
@@ -93,7 +97,16 @@ class Shaped:
                 "peer", "name", INTERFACE, "netns", namespace,
             )  # fmt: skip
             _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
-            _run("ip", "-n", namespace, "addr", "add", f"10.77.{worker >> 8}.{(worker & 255) + 1}/16", "dev", INTERFACE)
+            _run(
+                "ip",
+                "-n",
+                namespace,
+                "addr",
+                "add",
+                f"10.77.{worker >> 8}.{(worker & 255) + 1}/16",
+                "dev",
+                INTERFACE,
+            )
             _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
             rate: Rate = self.network.rate_of(worker)
             _limit(namespace, INTERFACE, rate.up)

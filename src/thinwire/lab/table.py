@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, stdev
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -48,8 +49,9 @@ class Row:
         return mean(reached) if reached and len(reached) == len(self.seconds_to_target) else None
 
     @property
-    def step_seconds(self) -> float | None:
-        return None if self.steps_per_second is None else 1 / self.steps_per_second
+    def phases(self) -> dict[str, float | None]:
+        """Seconds per step by what they went into; they add up to the step."""
+        return {"compute": self.compute_seconds, "encode": self.encode_seconds, "wire": self.wire_seconds}
 
 
 def summarise(record: Record) -> list[Row]:
@@ -61,7 +63,9 @@ def summarise(record: Record) -> list[Row]:
     rows = []
     for (task, _), row in plain.items():
         fp16, fp32 = plain.get((task, "fp16")), plain.get((task, "fp32"))
-        against = Row(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
+        against = Row(
+            **{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)}
+        )
         rows.append(Row(**{**vars(against), "verdict": _verdict(against, fp16)}))
     return rows
 
@@ -106,24 +110,27 @@ def _verdict(row: Row, baseline: Row | None) -> str:
     if not row.runs:
         return f"Failed: {row.failures[0]}."
     reached = sum(seconds is not None for seconds in row.seconds_to_target)
+    if row.scheme == BASELINE and reached < row.runs:
+        return f"The baseline: reached {target} in {reached} of {row.runs} runs; give it more steps or a lower target."
     if not reached:
-        return f"Never reached {target}: does not pay here."
+        return f"Does not pay here: never reached {target}."
     if reached < row.runs:
-        return f"Reached {target} in only {reached} of {row.runs} runs: does not pay here."
+        return f"Does not pay here: reached {target} in only {reached} of {row.runs} runs."
     if row.scheme == BASELINE:
         return f"The baseline: {target} after {row.mean_seconds:.1f} s."
     if baseline is None or not baseline.runs:
-        return f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
+        return (
+            f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
+        )
     if row.speedup_fp16 is None:
-        return f"Reached {target} after {row.mean_seconds:.1f} s, which {BASELINE} did not in every run: pays here."
+        return f"Pays here: reached {target} after {row.mean_seconds:.1f} s, which {BASELINE} did not in every run."
 
     speedup, lost = row.speedup_fp16, _lost(row, baseline)
     if speedup >= WORTH and not lost:
         return f"Pays here: reaches {target} {speedup:.1f}x sooner than {BASELINE}, and ends no worse."
     if speedup >= WORTH:
         return f"Reaches {target} {speedup:.1f}x sooner than {BASELINE}, but ends {lost}: pays only if that is enough."
-    phases = {"compute": row.compute_seconds, "encoding": row.encode_seconds, "the wire": row.wire_seconds}
-    bound = max(phases, key=lambda phase: phases[phase] or 0.0)
+    bound = max(row.phases, key=lambda phase: row.phases[phase] or 0.0)
     how = "as soon as" if speedup > 1 / WORTH else f"{1 / speedup:.1f}x later than"
     return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step is {bound}."
 
@@ -134,43 +141,52 @@ def _lost(row: Row, baseline: Row) -> str:
     worse = baseline.score - row.score if row.rising else row.score - baseline.score
     if row.metric == "accuracy":
         return f"{worse * 100:.1f} points lower" if worse * 100 > KEPT_POINTS else ""
-    return f"at {row.score:.3g} instead of {baseline.score:.3g}" if worse > KEPT_SHARE * abs(baseline.score) else ""
+    return (
+        f"at {row.score:.3g} instead of {baseline.score:.3g}"
+        if worse > KEPT_SHARE * abs(baseline.score)
+        else ""
+    )
 
 
 def render(record: Record, rows: Sequence[Row]) -> Table:
-    """The final table, for the terminal."""
+    """The final table, for a terminal of 80 columns."""
     several = len({row.task for row in rows}) > 1
-    config = record.config
     table = Table(
-        title=f"{config['workers']} workers, {config['network']}, {config['seeds']} seed(s)",
-        caption=caption(record), caption_justify="left", title_justify="left",
+        title=f"{', '.join(record.config['tasks'])}: {setting(record)}", caption=caption(record), title_justify="left", caption_justify="left",
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_style="bold",
     )  # fmt: skip
     for name in ["task"] * several + ["scheme"]:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True, vertical="bottom")
     for name in (
-        "s to target", "final", "steps/s", "MB/step", "vNMSE", "ms compute", "encode", "wire", "x fp16", "x fp32",
+        "seconds\nto target", "final\nscore", "steps\n/s", "MB\n/step", "vNMSE", "compute\n+encode\n+wire ms", "vs\nfp16",
+        "vs\nfp32",
     ):  # fmt: skip
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
         head = [row.task] * several + [row.scheme]
         if not row.runs:
-            table.add_row(*head, Text("failed", style="red"), *[""] * 9)
+            table.add_row(*head, Text("failed", style="red"), *[""] * 7)
             continue
         paying = row.speedup_fp16 is not None and row.speedup_fp16 >= WORTH
         table.add_row(
             *head,
             target_text(row),
-            "" if row.score is None else score_text(row.metric, row.score),
+            score_text(row.metric, row.score, short=True),
             number(row.steps_per_second, ".2f"),
-            number(row.bytes_per_step, ".3f", 1e-6),
-            number(row.vnmse, ".1e"),
-            number(row.compute_seconds, ".0f", 1e3),
-            number(row.encode_seconds, ".0f", 1e3),
-            number(row.wire_seconds, ".0f", 1e3),
-            Text(number(row.speedup_fp16, ".2f"), style="bold green" if paying else ""),
-            number(row.speedup_fp32, ".2f"),
+            number(row.bytes_per_step, ".3g", 1e-6),
+            number(row.vnmse, ".0e"),
+            "+".join(number(seconds, ".0f", 1e3) for seconds in row.phases.values()),
+            Text(times(row.speedup_fp16), style="bold green" if paying else ""),
+            times(row.speedup_fp32),
         )
     return table
+
+
+def setting(record: Record) -> str:
+    """Workers, exchange, network and seeds, in words."""
+    config = record.config
+    seeds = f"{config['seeds']} seed{'s' * (config['seeds'] > 1)}"
+    return f"{config['workers']} workers, {config['exchange']}, {config['network']}, {seeds}"
 
 
 def caption(record: Record) -> str:
@@ -192,17 +208,24 @@ def caption(record: Record) -> str:
 
 
 def target_text(row: Row) -> str:
-    """Mean and range of the seconds to the target, or how often it was missed."""
+    """Mean and standard deviation of the seconds to the target, if every run reached it."""
+    if row.mean_seconds is None:
+        return "not reached"
     reached = [seconds for seconds in row.seconds_to_target if seconds is not None]
-    if len(reached) < len(row.seconds_to_target):
-        return f"not reached ({len(row.seconds_to_target) - len(reached)}/{len(row.seconds_to_target)})"
-    spread = f" ({min(reached):.1f}-{max(reached):.1f})" if len(reached) > 1 else ""
-    return f"{mean(reached):.1f}{spread}"
+    return f"{row.mean_seconds:.1f}" + (f" ±{stdev(reached):.1f}" if len(reached) > 1 else "")
 
 
-def score_text(metric: str, score: float) -> str:
-    return f"{score:.1%}" if metric == "accuracy" else f"{score:.3g} {metric}"
+def score_text(metric: str, score: float | None, *, short: bool = False) -> str:
+    if score is None:
+        return ""
+    if metric == "accuracy":
+        return f"{score:.1%}"
+    return f"{score:.3g}" if short else f"{score:.3g} {metric}"
 
 
 def number(value: float | None, form: str, scale: float = 1.0) -> str:
     return "" if value is None else format(value * scale, form)
+
+
+def times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

@@ -60,7 +60,9 @@ class Task:
 accuracy = Metric("accuracy", lambda outputs, labels: (outputs.argmax(-1) == labels).float(), rising=True)
 bits_per_byte = Metric(
     "bits per byte",
-    lambda logits, text: functional.cross_entropy(logits.mT, text.long(), reduction="none").mean(1) / 0.6931472,
+    lambda logits, text: (
+        functional.cross_entropy(logits.mT, text.long(), reduction="none").mean(1) / 0.6931472
+    ),
     rising=False,
 )
 squared_error = Metric("squared error", lambda outputs, y: (outputs - y).square().sum(-1), rising=False)
@@ -75,7 +77,13 @@ def adam(lr: float) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def mlp(
-    data: Path | None, *, width: int = 2048, target: float = 0.8, steps: int = 60, batch: int = 64, skew: float = 0.0
+    data: Path | None,
+    *,
+    width: int = 2048,
+    target: float = 0.8,
+    steps: int = 60,
+    batch: int = 64,
+    skew: float = 0.0,
 ) -> Task:
     """The embedded images and a multi-layer perceptron of 5.8 M weights: little to compute, much to send."""
     return Task(
@@ -84,7 +92,9 @@ def mlp(
     )  # fmt: skip
 
 
-def cnn(data: Path | None, *, target: float = 0.8, steps: int = 120, batch: int = 32, skew: float = 0.0) -> Task:
+def cnn(
+    data: Path | None, *, target: float = 0.8, steps: int = 120, batch: int = 32, skew: float = 0.0
+) -> Task:
     """The embedded images and a convolutional network of 0.6 M weights: more to compute than to send."""
     return Task(
         "cnn", datasets.embedded_images(), models.cnn, functional.cross_entropy, sgd(0.05), accuracy,
@@ -92,7 +102,9 @@ def cnn(data: Path | None, *, target: float = 0.8, steps: int = 120, batch: int 
     )  # fmt: skip
 
 
-def fashion(data: Path | None, *, target: float = 0.85, steps: int = 400, batch: int = 32, skew: float = 0.0) -> Task:
+def fashion(
+    data: Path | None, *, target: float = 0.85, steps: int = 400, batch: int = 32, skew: float = 0.0
+) -> Task:
     """All of Fashion-MNIST, from its idx files in --data, and the convolutional network."""
     dataset = datasets.fashion_mnist(_needed(data, "fashion", "the four Fashion-MNIST idx .gz files"))
     return Task(
@@ -101,7 +113,9 @@ def fashion(data: Path | None, *, target: float = 0.85, steps: int = 400, batch:
     )  # fmt: skip
 
 
-def cifar10(data: Path | None, *, target: float = 0.5, steps: int = 600, batch: int = 32, skew: float = 0.0) -> Task:
+def cifar10(
+    data: Path | None, *, target: float = 0.5, steps: int = 600, batch: int = 32, skew: float = 0.0
+) -> Task:
     """CIFAR-10, from the binary version's files in --data, and a convolutional network of 0.8 M weights."""
     dataset = datasets.cifar10(_needed(data, "cifar10", "the CIFAR-10 .bin files"))
     return Task(
@@ -110,7 +124,9 @@ def cifar10(data: Path | None, *, target: float = 0.5, steps: int = 600, batch: 
     )  # fmt: skip
 
 
-def text(data: Path | None, *, width: int = 128, target: float = 3.45, steps: int = 200, batch: int = 16) -> Task:
+def text(
+    data: Path | None, *, width: int = 128, target: float = 3.45, steps: int = 200, batch: int = 16
+) -> Task:
     """A transformer of 0.5 M weights learns to predict the next byte of the text file in --data."""
     dataset = datasets.text_bytes(_needed(data, "text", "a text file"), context=64)
     return Task(
@@ -143,17 +159,25 @@ def load(spec: str, data: Path | None = None) -> Task:
     if isinstance(call, ast.Name):
         call = ast.Call(call, [], [])
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError(f"cannot read the task {spec!r}; it looks like 'mlp', 'cnn(skew=0.9)' or 'path.py:function'")
+        raise ValueError(
+            f"cannot read the task {spec!r}; it looks like 'mlp', 'cnn(skew=0.9)' or 'path.py:function'"
+        )
 
     name = call.func.id
     known = _functions_of(Path(path + ".py")) if path else TASKS
     if name not in known:
-        raise ValueError(f"unknown task {name!r}; known: {', '.join(known)}" + ("" if path else " and path.py:function"))
-    accepted = [p.name for p in inspect.signature(known[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        raise ValueError(
+            f"unknown task {name!r}; known: {', '.join(known)}" + ("" if path else " and path.py:function")
+        )
+    accepted = [
+        p.name for p in inspect.signature(known[name]).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     options = {}
     for keyword in call.keywords:
         if keyword.arg not in accepted:
-            raise ValueError(f"task {name} has no option {keyword.arg!r}; known: {', '.join(accepted) or 'none'}")
+            raise ValueError(
+                f"task {name} has no option {keyword.arg!r}; known: {', '.join(accepted) or 'none'}"
+            )
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:

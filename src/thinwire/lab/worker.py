@@ -57,7 +57,11 @@ def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: C
         os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else "lo"
         # A file tells the workers of each other: no port to find free, and no traffic on the links.
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/rendezvous", rank=worker, world_size=plan.workers, timeout=PATIENCE
+            "gloo",
+            init_method=f"file://{folder}/rendezvous",
+            rank=worker,
+            world_size=plan.workers,
+            timeout=PATIENCE,
         )
         totals = _train(plan, worker, folder, report, counted=namespace is not None)
         dist.destroy_process_group()
@@ -106,7 +110,10 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     totals = _totals(stats, steps, seconds, probe)
     if counted:
         nbytes, packets = (after - began for after, began in zip(shaped.sent(), before, strict=True))
-        totals |= {"interface_bytes": nbytes, "interface_payload_bytes": nbytes - packets * shaped.HEADER_BYTES}
+        totals |= {
+            "interface_bytes": nbytes,
+            "interface_payload_bytes": nbytes - packets * shaped.HEADER_BYTES,
+        }
     wire.close()
     return totals
 
@@ -188,7 +195,12 @@ class Probe:
         copying took out of training."""
         if self._worker == 0:
             exact = self._all.mean(0)
-            applied = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in self._parameters])
+            applied = torch.cat(
+                [
+                    (p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1)
+                    for p in self._parameters
+                ]
+            )
             self._values.append(((applied - exact).square().sum() / exact.square().sum()).item())
         return self._copying_seconds
 
