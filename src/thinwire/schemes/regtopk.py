@@ -89,7 +89,7 @@ class RegTopK(Scheme):
             key, rest, news = "factor", 1.0, self._squash(total.div_(had))
         else:
             key, rest, news = "others", torch.finfo(total.dtype).max, total.sub_(had)
-        memory.flat(key, layout).fill_(rest).index_copy_(0, places.long(), news)
+        kernels.put_(memory.flat(key, layout).fill_(rest), places, news)
 
     def _squash(self, ratio: Tensor) -> Tensor:
         """tanh(|ratio| / mu), and 1 where the ratio is 0/0: nothing was sent, so nothing was cancelled."""
