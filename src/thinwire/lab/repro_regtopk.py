@@ -42,7 +42,7 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[
 
 @dataclass(frozen=True)
 class Regression:
-    """Least squares that every worker has data of its own for: f_i(x) = mean of (A_i x - y_i)^2, in float64."""
+    """Least squares, f_i(x) = mean of (A_i x - y_i)^2 with data of each worker's own, in float64."""
 
     hessians: Tensor  # A_i^T A_i / points
     rights: Tensor  # A_i^T y_i / points

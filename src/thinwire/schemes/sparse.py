@@ -110,14 +110,14 @@ class Message:
 
 
 def converse_about(
-    bucket: Bucket, places: Tensor, values: str, *, chunk: int = 1, scale: float = 1.0
+    bucket: Bucket, places: Tensor, few: Layout, values: str, *, chunk: int = 1, scale: float = 1.0
 ) -> Conversation:
-    """The mean of chunks that all workers chose alike, and 0 elsewhere. No place needs to travel.
+    """The mean of chunks that all workers chose alike, `few` entries, and 0 elsewhere. No place travels.
 
     What is not chosen is lost, and so is what the values' rounding takes away. Values travel multiplied by
     `scale`, a power of two that all workers know.
     """
-    flat, lost, count = bucket.flat, bucket.lost, places.numel() * chunk
+    flat, lost, count = bucket.flat, bucket.lost, few.numel
     own = bucket.scratch.take("kept", count, flat.dtype, flat.device)
     rounding = None
     if lost is None:
@@ -125,8 +125,7 @@ def converse_about(
     else:
         kernels.take_(lost.copy_(flat), places, chunk=chunk, out=own)
         rounding = bucket.scratch.take("kept-rounding", count, flat.dtype, flat.device)
-    few = replace(bucket, flat=own.mul_(scale), layout=kept_layout(bucket.layout, count), lost=rounding)
-    mean = yield from _mean_of(few, values)
+    mean = yield from _mean_of(replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding), values)
     if lost is not None and rounding is not None:
         kernels.scatter_add(rounding, places, 1.0 / scale, lost, chunk=chunk)
     kernels.scatter_add(mean, places, 1.0 / scale, flat.zero_(), chunk=chunk)

@@ -13,7 +13,14 @@ from thinwire.bucket import Bucket
 from thinwire.memory import Memory
 from thinwire.requests import Sum
 from thinwire.scheme import Conversation, Knob, Scheme
-from thinwire.schemes.sparse import check_density, check_shared_values, converse_about, density_knob, kept
+from thinwire.schemes.sparse import (
+    check_density,
+    check_shared_values,
+    converse_about,
+    density_knob,
+    kept,
+    kept_layout,
+)
 
 
 @dataclass(frozen=True)
@@ -61,4 +68,5 @@ class TopKC(Scheme):
             return flat.fill_(torch.nan)
         places = kernels.top_k(norms.to(torch.float32), kept(level, chunks))
         scale = 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
-        return (yield from converse_about(bucket, places, self.values, chunk=self.chunk, scale=scale))
+        few = kept_layout(bucket.layout, places.numel() * self.chunk)
+        return (yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale))
