@@ -3,8 +3,16 @@
 from thinwire.schemes import registry
 
 VARIANTS = {
+    "powersgd": ("powersgd(factor_rank=2, sided='one')",),
     "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)"),
+    "randomk": ("randomk(density=0.1, values='qsgd(bits=4)')",),
+    "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')",),
+    "topk": ("topk(density=0.1, values='qsgd(bits=4)')",),
+    "topkc": ("topkc(density=0.2, chunk=8, values='fp32')",),
 }
+
+# These choose over a whole bucket: in other buckets they choose other entries.
+BUCKETWISE = ("regtopk", "topk", "topkc")
 
 
 def every_spec() -> list[str]:

@@ -16,6 +16,7 @@ from thinwire.memory import Memory
 from thinwire.requests import Max, Mean, Request, Sum
 from thinwire.scheme import Scheme
 from thinwire.schemes import parse
+from thinwire.warmup import warm_up
 
 Named = Mapping[str, Tensor]
 
@@ -34,13 +35,15 @@ class Simulation:
         workers: int,
         feedback: str | bool = "auto",
         route: Route = "auto",
+        warmup_steps: int = 0,
+        warmup_level: float | None = None,
         seed: int = 0,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
         if route not in arithmetic.ROUTES:
             raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
-        self.scheme = wrap(parse(scheme), feedback)
+        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
         self.workers = workers
         self.route: Route = route
         self.seed = seed
