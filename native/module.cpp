@@ -1,7 +1,15 @@
-// The Python face of the kernels. One `bind_*` per family; each family is one file.
-#include <nanobind/nanobind.h>
+// The Python module. One `bind_*` per family; each family is one file here and one of the same name in simd/.
+#include "common.h"
+
+namespace thinwire {
+void bind_common(nb::module_& m);
+}
 
 NB_MODULE(_native, m) {
-    m.doc() = "thinwire's native kernels";
+    m.doc() = "thinwire's native kernels. They trust their arguments: call them through thinwire.kernels.";
     m.attr("abi") = 1;
+    thinwire::bind_common(m);
+    thinwire::bind_cast(m);
+    thinwire::bind_quantize(m);
+    thinwire::bind_statistics(m);
 }

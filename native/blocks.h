@@ -1,0 +1,80 @@
+// The blocks of a buffer, cut into pieces that threads can take one at a time.
+//
+// `starts` has stretches + 1 entries; see thinwire/kernels/reference/__init__.py for what stretches and blocks are.
+#pragma once
+#include <vector>
+
+#include "common.h"
+
+namespace thinwire {
+
+// A run of elements inside one stretch: some whole blocks, or a part of one long block.
+struct Piece {
+    index begin, end;  // elements of the buffer
+    index stretch;
+    index place;  // of the first element in its stretch
+    index block;  // number of the first element's block
+    index byte;   // where the first element's code begins; a piece that cuts a block begins on a whole byte
+};
+
+class Pieces {
+  public:
+    // Throws unless `starts` covers [0, count) in order. `bits` may be 0 where nothing is packed.
+    Pieces(address starts, index stretches, index count, index block, int bits) {
+        const index* start = at<const index>(starts);
+        require(stretches >= 0 && block >= 0, "the number of stretches and the block must not be negative");
+        require(stretches > 0 ? start[0] == 0 && start[stretches] == count : count == 0,
+                "starts must begin at 0 and end at the number of elements");
+        for (index s = 0; s < stretches; ++s) {
+            const index length = start[s + 1] - start[s];
+            require(length >= 0, "starts must not decrease");
+            const index whole = block ? block : length;
+            const index block_bytes = bytes(whole, bits);
+            const index step = whole >= size ? size : size / (whole ? whole : 1) * whole;
+            for (index place = 0; place < length;) {
+                const index ordinal = place / whole, inside = place % whole;
+                index end = place + step;
+                if (whole >= size && end > (ordinal + 1) * whole) end = (ordinal + 1) * whole;
+                if (end > length) end = length;
+                all.push_back({start[s] + place, start[s] + end, s, place, blocks + ordinal,
+                               packed + ordinal * block_bytes + bytes(inside, bits)});
+                place = end;
+            }
+            if (whole) packed += length / whole * block_bytes + bytes(length % whole, bits);
+            blocks += block ? (length + block - 1) / block : 1;
+        }
+    }
+
+    // body(piece) for each; threads only help where there is enough to do.
+    template <class Body>
+    void run(int threads, const Body& body) const {
+        const index worthwhile = all.empty() ? 1 : (all.back().end + size - 1) / size;
+        parallel_for(static_cast<index>(all.size()), 1, threads < worthwhile ? threads : static_cast<int>(worthwhile),
+                     [&](index begin, index) { body(all[begin]); });
+    }
+
+    std::vector<Piece> all;
+    index blocks = 0;  // of all stretches
+    index packed = 0;  // bytes of all packed codes
+
+  private:
+    static constexpr index size = 1 << 16;  // elements; a multiple of 8, so that cuts lie on whole bytes
+    static index bytes(index codes, int bits) { return (codes * bits + 7) / 8; }
+};
+
+// body(begin, end, block, byte) for each block, or part of one, in a piece.
+template <class Body>
+void for_blocks(const Piece& piece, index block, int bits, const Body& body) {
+    const index length = piece.end - piece.begin;
+    index done = 0, number = piece.block, byte = piece.byte;
+    while (done < length) {
+        const index left = block ? block - (piece.place + done) % block : length;
+        const index n = left < length - done ? left : length - done;
+        body(piece.begin + done, piece.begin + done + n, number, byte);
+        done += n;
+        ++number;
+        byte += (n * bits + 7) / 8;
+    }
+}
+
+}  // namespace thinwire

@@ -1,0 +1,133 @@
+"""Quantisation of every block to 2^bits levels: even ones over [-radius, radius], or a table times a scale.
+
+The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be denormal), and one
+that is not finite makes the whole block decode to NaN, which is how non-finite gradients reach the
+optimizer. A NaN in a block whose range is finite gets code 0: ranges must come from the data, as
+`block_statistics` makes them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.reference.bits import get_bits, put_bits
+from thinwire.kernels.reference.blocks import Blocks
+from thinwire.kernels.reference.random import random_unit
+
+SMALLEST = 2.0**-120
+
+
+def quantize_uniform(
+    x: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Quantise to s + 1 = 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
+
+    Position u = x * ((s/2) / radius) + s/2; the code is floor(u + draw) clipped to 0..s, with draw =
+    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s) - 1).
+    `lost`, where given, gets x - that value; it may be x's own memory. Blocks whose radius is 0 or not finite get codes 0.
+    """
+    levels = (1 << bits) - 1
+    blocks = Blocks.of(starts, block, x.device)
+    number, r = blocks.of_element, _effective(radius.to(_working(x)))
+    half = torch.tensor(levels / 2, dtype=r.dtype, device=x.device)
+    slope = torch.where(r > 0, half / r, 0.0)[number]
+    u = x * slope + half + _draws(starts, blocks, keys, counters)
+    codes = torch.where((u > 0) & (slope > 0), u.clamp(max=levels), 0.0).to(torch.int64)
+    if lost is not None:
+        lost.copy_(x - r[number] * _uniform(codes, bits, r.dtype))
+    _pack(codes, blocks, bits, out)
+
+
+def dequantize_uniform(
+    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
+) -> None:
+    """out = (weight * radius) * (c * (2/s) - 1), for codes c made by `quantize_uniform`."""
+    out.zero_()
+    dequantize_uniform_add(codes, starts, block, bits, radius, weight, out=out)
+
+
+def dequantize_uniform_add(
+    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
+) -> None:
+    """out += (weight * radius) * (c * (2/s) - 1), for codes c made by `quantize_uniform`."""
+    blocks = Blocks.of(starts, block, out.device)
+    r = _effective(radius.to(_working(out)))
+    c = get_bits(codes, bits, blocks.bit_positions(bits))
+    out.add_((weight * r)[blocks.of_element] * _uniform(c, bits, r.dtype))
+
+
+def quantize_levels(
+    x: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Quantise to the values levels[c] * scale_j per block; `levels` are sorted, 2^bits of them; pack into `out`.
+
+    y = x * (1 / scale); j is the interval with levels[j] <= y < levels[j + 1], clipped to the table. The code is j + 1 where
+    draw < (y - levels[j]) * (1 / (levels[j + 1] - levels[j])), else j, with draws as in `quantize_uniform`:
+    unbiased between the first and the last level, the nearer end outside.
+    `lost`, where given, gets x - value. Blocks whose scale is 0 or not finite get codes 0.
+    """
+    bits = (len(levels) - 1).bit_length()
+    blocks = Blocks.of(starts, block, x.device)
+    number, r = blocks.of_element, _effective(scale.to(_working(x)))
+    table = levels.to(r.dtype)
+    inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
+    y = x * inverse
+    below = torch.searchsorted(table[1:-1].contiguous(), y.nan_to_num(float("-inf"), float("inf"), float("-inf")), right=True)
+    share = (y - table[below]) * (1.0 / torch.diff(table))[below]
+    codes = below + (_draws(starts, blocks, keys, counters) < share)
+    codes = torch.where(inverse > 0, codes, 0)
+    if lost is not None:
+        lost.copy_(x - r[number] * table[codes])
+    _pack(codes, blocks, bits, out)
+
+
+def dequantize_levels(
+    codes: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, weight: float, *, out: Tensor
+) -> None:
+    """out = (weight * scale) * levels[c], for codes c made by `quantize_levels`."""
+    out.zero_()
+    dequantize_levels_add(codes, starts, block, levels, scale, weight, out=out)
+
+
+def dequantize_levels_add(
+    codes: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, weight: float, *, out: Tensor
+) -> None:
+    """out += (weight * scale) * levels[c], for codes c made by `quantize_levels`."""
+    bits = (len(levels) - 1).bit_length()
+    blocks = Blocks.of(starts, block, out.device)
+    r = _effective(scale.to(_working(out)))
+    c = get_bits(codes, bits, blocks.bit_positions(bits))
+    out.add_((weight * r)[blocks.of_element] * levels.to(r.dtype)[c])
+
+
+def _working(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _effective(ranges: Tensor) -> Tensor:
+    """The ranges as they count: 0 where too small, NaN where not finite."""
+    kept = torch.where(ranges < SMALLEST, 0.0, ranges)
+    return torch.where(torch.isfinite(ranges), kept, torch.nan)
+
+
+def _uniform(codes: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    return codes.to(dtype) * (2.0 / ((1 << bits) - 1)) - 1.0
+
+
+def _draws(starts: Tensor, blocks: Blocks, keys: Tensor | None, counters: Tensor) -> Tensor | float:
+    """The draw of every element."""
+    if keys is None:
+        return 0.5
+    device = blocks.begin.device
+    stretch = blocks.stretch[blocks.of_element]
+    first = (counters - starts[:-1]).to(device)
+    counter = torch.arange(len(stretch), device=device) + first[stretch]
+    return random_unit(keys.to(device)[stretch], counter)
+
+
+def _pack(codes: Tensor, blocks: Blocks, bits: int, out: Tensor) -> None:
+    size = int(blocks.bytes(bits).sum())
+    out[:size].copy_(put_bits(codes, bits, blocks.bit_positions(bits), size))
