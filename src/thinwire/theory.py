@@ -14,11 +14,14 @@ from functools import cache, lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Constant: TypeAlias = Literal["worst", "average"]
 Shape: TypeAlias = Literal["uniform", "nonuniform", "biscaled"]
 SHAPES = ("uniform", "nonuniform", "biscaled")
+TAILS = (0.025, 0.05, 0.1)  # the mass beyond a knee on one side, for the knees that are tried
+SPLITS = np.linspace(0.001, 0.999, 999)  # where bi-scaled levels may change their spacing, in thresholds
 
 # Rounding between levels a step apart has variance step^2/4 at worst and step^2/6 on average; each gives its own k.
 CONSTANTS: dict[str, float] = {"worst": 3 * math.sqrt(6) / 2, "average": 3.0}
@@ -44,7 +47,8 @@ def laplace_threshold(bits: int, *, scale: float = 1.0, constant: Constant = "wo
 
 
 @lru_cache(maxsize=4096)
-def _laplace_unit_levels(bits: int, ratio: float) -> np.ndarray:
+def laplace_unit_levels(bits: int, ratio: float) -> np.ndarray:
+    """`laplace_levels` over [-1, 1] for a threshold of `ratio` scales. Kept: read only."""
     s = intervals(bits)
     index = np.arange(s + 1)
     share = np.abs(2 * index - s) / s
@@ -63,12 +67,7 @@ def laplace_levels(bits: int, *, scale: float = 1.0, threshold: float | None = N
     """
     if threshold is None:
         threshold = laplace_threshold(bits, scale=scale)
-    return threshold * _laplace_unit_levels(bits, threshold / scale)
-
-
-def laplace_unit_levels(bits: int, ratio: float) -> np.ndarray:
-    """`laplace_levels` over [-1, 1] for a threshold of `ratio` scales. Kept: read only."""
-    return _laplace_unit_levels(bits, ratio)
+    return threshold * laplace_unit_levels(bits, threshold / scale)
 
 
 def laplace_bound(bits: int, *, scale: float = 1.0, numel: int = 1, workers: int = 1) -> float:
@@ -76,9 +75,9 @@ def laplace_bound(bits: int, *, scale: float = 1.0, numel: int = 1, workers: int
     return 27 * numel * scale**2 / (workers * (intervals(bits) + CONSTANTS["worst"]) ** 2)
 
 
-def laplace_range_bound(bits: int, ratio: float) -> float:
-    """The same bound for entries that all lie within `ratio` scales, not truncated, in units of scale^2."""
-    return 27 * (-math.expm1(-ratio / 3)) ** 3 / intervals(bits) ** 2
+def laplace_range_bound(bits: int, ratio: Tensor) -> Tensor:
+    """The same bound where nothing is truncated and all entries lie within `ratio` scales, in units of scale^2."""
+    return 27 * (-torch.expm1(-ratio / 3)) ** 3 / intervals(bits) ** 2
 
 
 def laplace_error(levels: Sequence[float] | np.ndarray, *, scale: float = 1.0) -> float:
@@ -127,22 +126,25 @@ class PowerLaw:
     tail: float = 0.05
 
     @classmethod
-    def fit(cls, magnitudes: Tensor, tail: float = 0.05) -> PowerLaw | None:
-        """Hill's estimate from |g|: t = 1 + N / sum ln(|g_j|/m) over the N entries beyond the (1 - 2 tail)-quantile m.
+    def fit(cls, magnitudes: Tensor, bits: int, shape: Shape) -> PowerLaw | None:
+        """The law of |g|, from Hill's estimate: t = 1 + N / sum ln(|g_j|/m) over the N entries beyond the quantile m.
 
-        None where the fit is no power law: too few entries, a knee of 0, or t outside (3, 5]. t is kept to 1/64, finer
-        than a fit can tell and coarse enough for thresholds to be remembered.
+        The farther out the knee, the purer the tail, but with few levels the best threshold lies not far out, and a
+        threshold inside the knee means nothing: of TAILS, the farthest knee that the threshold clears is taken. None
+        where there is none: too few entries, a knee of 0, or t outside (3, 5]. t is kept to 1/64, finer than a fit can
+        tell and coarse enough for thresholds to be remembered.
         """
-        count = int(magnitudes.numel() * 2 * tail)
-        if count < 16:
+        numel = magnitudes.numel()
+        if numel * 2 * TAILS[0] < 16:
             return None
-        top = magnitudes.topk(count + 1, sorted=True).values.double()
-        knee = float(top[-1])
-        if not (math.isfinite(float(top[0])) and knee > 0):
-            return None
-        spread = float((top[:-1] / knee).log().sum())
-        exponent = round((1 + count / spread) * 64) / 64 if spread > 0 else math.inf
-        return cls(exponent, knee, tail) if 3 < exponent <= 5 else None
+        logs = magnitudes.topk(int(numel * 2 * TAILS[-1]) + 1).values.double().log()
+        for tail in TAILS:
+            count = int(numel * 2 * tail)
+            spread = float(logs[:count].sum() - count * logs[count])  # NaN where the knee is 0 or an entry is not finite
+            exponent = round((1 + count / spread) * 64) / 64 if spread > 0 else math.inf
+            if 3 < exponent <= 5 and _power_law_optimum(exponent, tail, bits, shape)[0] > 1.05:
+                return cls(exponent, float(logs[count].exp()), tail)
+        return None
 
     def mass_inside(self, x: np.ndarray) -> np.ndarray:
         """P(|g| < x), x in knees."""
@@ -160,20 +162,23 @@ class PowerLaw:
         t = self.exponent
         return 4 * self.tail * threshold ** (3 - t) / ((t - 2) * (t - 3))
 
-    def _split(self, threshold: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What the inner and the outer even levels weigh, for a change of spacing at `split` * threshold."""
-        inner = self.mass_inside(split * threshold)
-        outer = self.mass_inside(threshold) - inner
-        return np.cbrt(inner * split**2), np.cbrt(np.maximum(outer, 0) * (1 - split) ** 2)
+    def _split_masses(self, threshold: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each of SPLITS: the mass within that share of the threshold, and the mass from there to the threshold."""
+        inner = self.mass_inside(SPLITS * threshold)
+        return inner, np.maximum(self.mass_inside(threshold) - inner, 0)
 
-    def rounding(self, bits: int, shape: Shape, threshold: np.ndarray, split: float = 0.0) -> np.ndarray:
-        """The worst rounding variance of `shape`'s levels over +-threshold, a^2 Q(a)/s^2, in knee^2."""
+    def rounding(self, bits: int, shape: Shape, threshold: np.ndarray) -> np.ndarray:
+        """The worst rounding variance of `shape`'s levels over +-threshold, a^2 Q(a)/s^2, in knee^2.
+
+        Bi-scaled levels give one variance for each of SPLITS, where their spacing may change.
+        """
         if shape == "uniform":
             q = self.mass_inside(threshold)
         elif shape == "nonuniform":
             q = (2 * self._cube_root_integral(threshold)) ** 3 / (4 * threshold**2)
         else:
-            q = sum(self._split(threshold, np.asarray(split))) ** 3
+            inner, outer = self._split_masses(threshold)
+            q = (np.cbrt(inner * SPLITS**2) + np.cbrt(outer * (1 - SPLITS) ** 2)) ** 3
         return threshold**2 * q / intervals(bits) ** 2
 
     def threshold(self, bits: int, shape: Shape) -> float:
@@ -182,53 +187,50 @@ class PowerLaw:
 
     def bound(self, bits: int, shape: Shape) -> float:
         """The predicted error at `threshold`."""
-        return self.knee**2 * _power_law_optimum(self.exponent, self.tail, bits, shape)[2]
+        return self.knee**2 * _power_law_optimum(self.exponent, self.tail, bits, shape)[1]
 
     def levels(self, bits: int, shape: Shape) -> np.ndarray:
         """The 2^bits levels of `shape` over +-threshold."""
-        return self.threshold(bits, shape) * power_law_unit_levels(self.exponent, self.tail, bits, shape)
+        ratio = self.threshold(bits, shape) / self.knee
+        return ratio * self.knee * power_law_unit_levels(self.exponent, self.tail, bits, shape, ratio)
 
 
 @cache
-def _power_law_optimum(exponent: float, tail: float, bits: int, shape: Shape) -> tuple[float, float, float]:
-    """(threshold in knees, split, error in knee^2) of the least predicted error."""
+def _power_law_optimum(exponent: float, tail: float, bits: int, shape: Shape) -> tuple[float, float]:
+    """(threshold in knees, error in knee^2) of the least predicted error."""
     law = PowerLaw(exponent, 1.0, tail)
 
-    def best_split(threshold: float) -> float:
-        if shape != "biscaled":
-            return 0.0
-        return _minimise(lambda q: float(law.rounding(bits, shape, np.asarray(threshold), q)), 1e-3, 1 - 1e-3)
-
     def error(log_threshold: float) -> float:
-        a = math.exp(log_threshold)
-        return float(law.rounding(bits, shape, np.asarray(a), best_split(a)) + law.truncation(np.asarray(a)))
+        a = np.asarray(math.exp(log_threshold))
+        return float(law.rounding(bits, shape, a).min() + law.truncation(a))
 
     log_threshold = _minimise(error, 0.0, math.log(1e4))
-    threshold = math.exp(log_threshold)
-    return threshold, best_split(threshold), error(log_threshold)
+    return math.exp(log_threshold), error(log_threshold)
 
 
 @lru_cache(maxsize=4096)
-def power_law_unit_levels(exponent: float, tail: float, bits: int, shape: Shape) -> np.ndarray:
-    """The levels of a power law over [-1, 1], in units of the threshold. Kept: read only."""
+def power_law_unit_levels(exponent: float, tail: float, bits: int, shape: Shape, ratio: float) -> np.ndarray:
+    """The levels of a power law over [-1, 1] for a threshold of `ratio` >= 1 knees. Kept: read only."""
     s = intervals(bits)
     law = PowerLaw(exponent, 1.0, tail)
-    a, split, _ = _power_law_optimum(exponent, tail, bits, shape)
-    position = np.arange(1, s + 1, 2) / s  # of the positive levels; the negative ones mirror them
+    a = np.asarray(ratio)
+    index = np.arange(1, s + 1, 2)  # of the positive levels, s = 2^bits - 1 being the outermost; the others mirror them
     if shape == "uniform" or bits == 1:
-        positive = position
+        positive = index / s
     elif shape == "nonuniform":
-        wanted = position * law._cube_root_integral(np.asarray(a))
+        wanted = index / s * law._cube_root_integral(a)
         knee = law._cube_root_integral(np.asarray(1.0))
         power = 1 - exponent / 3
-        root = (tail * (exponent - 1)) ** (1 / 3)
-        outer = np.maximum(1 + np.maximum(wanted - knee, 0) * power / root, 0) ** (1 / power)
+        root = np.cbrt(tail * (exponent - 1))
+        outer = (1 + np.maximum(wanted - knee, 0) * power / root) ** (1 / power)
         positive = np.where(wanted < knee, wanted / knee, outer) / a
     else:
-        inner, outer = (float(weight) for weight in law._split(np.asarray(a), np.asarray(split)))
-        gaps = 2 * round((s * inner / (inner + outer) - 1) / 2) + 1  # odd, so that both sides get the same
-        gaps = min(max(gaps, 1), s - 2)
-        index = np.arange(1, s + 1, 2)
+        # Whole gaps only, and an odd number inside, so that both sides get the same.
+        inner, outer = law._split_masses(a)
+        share = 1 / (1 + np.cbrt(outer * (1 - SPLITS) ** 2 / (inner * SPLITS**2)))
+        odd = np.clip(2 * np.round((s * share - 1) / 2) + 1, 1, s - 2)
+        best = (inner * (SPLITS / odd) ** 2 + outer * ((1 - SPLITS) / (s - odd)) ** 2).argmin()
+        split, gaps = SPLITS[best], odd[best]
         beyond = split + (1 - split) * (index - gaps) / (s - gaps)
         positive = np.where(index <= gaps, split * index / gaps, beyond)
     positive[-1] = 1.0
