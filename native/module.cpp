@@ -12,4 +12,8 @@ NB_MODULE(_native, m) {
     thinwire::bind_cast(m);
     thinwire::bind_quantize(m);
     thinwire::bind_statistics(m);
+    thinwire::bind_select(m);
+    thinwire::bind_sparse(m);
+    thinwire::bind_indices(m);
+    thinwire::bind_hadamard(m);
 }
