@@ -1,17 +1,30 @@
 """The operations that touch every entry. `reference` says what each means; native code does the same, fast."""
 
 from thinwire.kernels.cast import cast_add, scale_cast
-from thinwire.kernels.quantize import dequantize_uniform, dequantize_uniform_add, packed_bytes, quantize_uniform
+from thinwire.kernels.levels import Levels
+from thinwire.kernels.quantize import (
+    dequantize_levels,
+    dequantize_levels_add,
+    dequantize_uniform,
+    dequantize_uniform_add,
+    packed_bytes,
+    quantize_levels,
+    quantize_uniform,
+)
 from thinwire.kernels.statistics import all_finite, block_absmax, block_statistics
 
 __all__ = [
+    "Levels",
     "all_finite",
     "block_absmax",
     "block_statistics",
     "cast_add",
+    "dequantize_levels",
+    "dequantize_levels_add",
     "dequantize_uniform",
     "dequantize_uniform_add",
     "packed_bytes",
+    "quantize_levels",
     "quantize_uniform",
     "scale_cast",
 ]
