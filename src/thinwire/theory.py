@@ -37,7 +37,9 @@ def intervals(bits: int) -> int:
 # Laplace: p(g) = exp(-|g|/c) / (2c), c = E|g|.
 
 
-def laplace_threshold(bits: int, *, scale: float = 1.0, constant: Constant = "worst", workers: int = 1) -> float:
+def laplace_threshold(
+    bits: int, *, scale: float = 1.0, constant: Constant = "worst", workers: int = 1
+) -> float:
     """a = 3 c ln(1 + s/k): the truncation that makes the error bound least.
 
     `workers` > 1 is for workers that clip the same coordinates: averaging then thins out the rounding noise but not the
@@ -140,7 +142,9 @@ class PowerLaw:
         logs = magnitudes.topk(int(numel * 2 * TAILS[-1]) + 1).values.double().log()
         for tail in TAILS:
             count = int(numel * 2 * tail)
-            spread = float(logs[:count].sum() - count * logs[count])  # NaN where the knee is 0 or an entry is not finite
+            spread = float(
+                logs[:count].sum() - count * logs[count]
+            )  # NaN where the knee is 0 or an entry is not finite
             exponent = round((1 + count / spread) * 64) / 64 if spread > 0 else math.inf
             if 3 < exponent <= 5 and _power_law_optimum(exponent, tail, bits, shape)[0] > 1.05:
                 return cls(exponent, float(logs[count].exp()), tail)
@@ -214,7 +218,9 @@ def power_law_unit_levels(exponent: float, tail: float, bits: int, shape: Shape,
     s = intervals(bits)
     law = PowerLaw(exponent, 1.0, tail)
     a = np.asarray(ratio)
-    index = np.arange(1, s + 1, 2)  # of the positive levels, s = 2^bits - 1 being the outermost; the others mirror them
+    index = np.arange(
+        1, s + 1, 2
+    )  # of the positive levels, s = 2^bits - 1 being the outermost; the others mirror them
     if shape == "uniform" or bits == 1:
         positive = index / s
     elif shape == "nonuniform":
@@ -251,6 +257,27 @@ def _minimise(function: Callable[[float], float], low: float, high: float) -> fl
     return float((a + b) / 2)
 
 
+# Gaussian: what a random rotation makes of any gradient (EDEN, THC).
+
+
+@cache
+def gaussian_centroids(bits: int) -> np.ndarray:
+    """The 2^bits Lloyd-Max levels of N(0, 1): each the mean of what lies nearest to it. Kept: read only."""
+    erf = np.vectorize(math.erf)
+    levels = np.linspace(0.5, 2.5, 1 << (bits - 1))
+    for _ in range(3000):
+        edges = np.concatenate([[0.0], (levels[1:] + levels[:-1]) / 2, [40.0]])
+        density = np.exp(-(edges**2) / 2) * math.sqrt(2 / math.pi)
+        moved = -np.diff(density) / np.diff(erf(edges / math.sqrt(2)))
+        settled = np.abs(moved - levels).max() < 1e-12
+        levels = moved
+        if settled:
+            break
+    both = np.concatenate([-levels[::-1], levels])
+    both.setflags(write=False)
+    return both
+
+
 # Sums of integers that saturate (THC).
 
 
@@ -274,19 +301,22 @@ def saturation_kappa(bits: int, workers: int) -> float:
 
 
 @cache
-def saturated_energy(bits: int, workers: int) -> float:
-    """E|saturated sum|^2 / E|sum|^2 at the best kappa: what clipping takes away and rounding adds."""
+def saturated_cosine(bits: int, workers: int) -> float:
+    """The cosine between a sum and what saturation makes of it at the best kappa."""
     kappa = saturation_kappa(bits, workers)
     beyond = math.erfc(kappa / math.sqrt(2)) / 2
     density = math.exp(-(kappa**2) / 2) / math.sqrt(2 * math.pi)
     clipped = 1 - 2 * beyond - 2 * kappa * density + 2 * kappa**2 * beyond
-    return clipped + workers * kappa**2 / (6 * ((1 << (bits - 1)) - 1) ** 2)
+    energy = clipped + workers * kappa**2 / (6 * ((1 << (bits - 1)) - 1) ** 2)
+    return (1 + energy - saturation_error(kappa, bits, workers)) / (2 * math.sqrt(energy))
 
 
 # Bits for a budget.
 
 
-def allocate(budget: float, scales: Sequence[float], numels: Sequence[int], *, most: int = 8) -> tuple[int, ...]:
+def allocate(
+    budget: float, scales: Sequence[float], numels: Sequence[int], *, most: int = 8
+) -> tuple[int, ...]:
     """How many bits (1..most) each tensor gets, so that the summed bound is least at `budget` bits per coordinate.
 
     Water-filling: all begin with 1 bit, and the next bit goes where it takes most off the bound per bit spent. The bound

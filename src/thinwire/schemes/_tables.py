@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket, Layout
 
-# The table (sorted, float32, 2^bits levels over [-1, 1]) for one row of shape parameters.
-Table: TypeAlias = Callable[[tuple[float, ...]], Tensor]
+# The 2^bits levels over [-1, 1] for one row of shape parameters.
+Table: TypeAlias = Callable[[tuple[float, ...]], kernels.Levels]
+
+
+def coarse(ratio: Tensor) -> Tensor:
+    """`ratio` up to the next 16th of a binary order: few enough values for their tables to be kept."""
+    return torch.exp2(torch.ceil(torch.log2(ratio) * 16) / 16)
 
 
 def encode(bucket: Bucket, bits: int, radius: Tensor, shapes: Tensor, table: Table, codes: Tensor) -> None:
@@ -26,7 +32,14 @@ def encode(bucket: Bucket, bits: int, radius: Tensor, shapes: Tensor, table: Tab
 
 
 def decode_add(
-    codes: Tensor, layout: Layout, bits: int, radius: Tensor, shapes: Tensor, table: Table, weight: float, out: Tensor
+    codes: Tensor,
+    layout: Layout,
+    bits: int,
+    radius: Tensor,
+    shapes: Tensor,
+    table: Table,
+    weight: float,
+    out: Tensor,
 ) -> None:
     """out += weight * what `encode` made."""
     for first, last, a, b, row, code in _runs(layout, bits, shapes, codes):

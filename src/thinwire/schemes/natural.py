@@ -16,26 +16,26 @@ from thinwire.scheme import Codec, Knob
 
 @dataclass(frozen=True)
 class Natural(Codec):
-    """Each entry becomes 0 or +-2^e, one of the two powers of two around it, unbiased; at 8 bits the variance is x^2/8 at most.
+    """Each entry becomes 0 or +-2^e, one of the two powers of two around it, unbiased; the variance is x^2/8 at most.
 
     Exponents count down from the tensor's largest entry: 2^(bits-1) - 1 of them, then 0.
-    Differs from the paper: a code has 8 bits instead of 9, because exponents are relative to the tensor's largest (127 of
-    them reach 38 decades down). Fewer bits are the paper's natural dithering with a range of its own per tensor.
+    Differs from the paper: a code has 7 bits instead of 9, because exponents are relative to the tensor's largest entry (63
+    of them reach 18 decades down; the bound holds above that). Fewer bits are the paper's natural dithering.
     """
 
-    bits: int = 8  # lower => fewer bytes, fewer powers of two: more error on small entries
+    bits: int = 7  # lower => fewer bytes, fewer powers of two: more error on small entries
 
     unbiased: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     summary: ClassVar[str] = "powers of two only: unbiased, small error on entries of every size"
 
     def __post_init__(self) -> None:
-        if self.bits not in range(2, 9):
-            raise ValueError(f"natural: bits must be 2..8, got {self.bits!r}")
+        if self.bits not in range(2, 8):
+            raise ValueError(f"natural: bits must be 2..7, got {self.bits!r}")
 
     @property
     def knob(self) -> Knob:
-        return Knob("bits", (2, 3, 4, 5, 6, 7, 8), self.bits)
+        return Knob("bits", (2, 3, 4, 5, 6, 7), self.bits)
 
     def nbytes(self, layout: Layout, level: float) -> int:
         return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, int(level))
@@ -56,7 +56,9 @@ class Natural(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(f"natural: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+            raise ValueError(
+                f"natural: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
         scale, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
 
@@ -67,8 +69,10 @@ class Natural(Codec):
 
 
 @cache
-def _table(bits: int) -> Tensor:
+def _table(bits: int) -> kernels.Levels:
     """-1, -1/2, ..., 0, ..., 1/2, 1, and one level a hair above 1 that makes it 2^bits."""
     powers = 2.0 ** -torch.arange((1 << (bits - 1)) - 1, dtype=torch.float64)
-    table = torch.cat([-powers, torch.zeros(1, dtype=torch.float64), powers.flip(0), torch.tensor([1.0 + 2.0**-23])])
-    return table.to(torch.float32)
+    table = torch.cat(
+        [-powers, torch.zeros(1, dtype=torch.float64), powers.flip(0), torch.tensor([1.0 + 2.0**-23])]
+    )
+    return kernels.Levels(table.to(torch.float32))

@@ -45,17 +45,19 @@ class NQ(Codec):
         radius, reach, codes = self._fields(out, bucket.layout)
         c = torch.empty_like(radius)
         kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmean=c, absmax=radius)
-        whole = (radius / c).clamp(min=1.0)[:, None]
-        reach.copy_(torch.where(torch.isfinite(whole), whole, 1.0))
+        whole = _tables.coarse((radius / c).clamp(min=1.0))
+        reach.copy_(torch.where(torch.isfinite(whole), whole, 1.0)[:, None])
         _tables.encode(bucket, int(level), radius, reach, lambda shape: _table(int(level), *shape), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(f"nq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+            raise ValueError(
+                f"nq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
         radius, reach, codes = self._fields(data, layout)
 
-        def table(shape: tuple[float, ...]) -> Tensor:
+        def table(shape: tuple[float, ...]) -> kernels.Levels:
             return _table(int(level), *shape)
 
         _tables.decode_add(codes, layout, int(level), radius, reach, table, weight, out)
@@ -68,7 +70,7 @@ class NQ(Codec):
 
 
 @lru_cache(maxsize=1024)
-def _table(bits: int, reach: float) -> Tensor:
+def _table(bits: int, reach: float) -> kernels.Levels:
     if not 1 <= reach < float("inf"):
         raise ValueError(f"nq: a range of {reach} scales in a payload")
-    return torch.tensor(theory.laplace_unit_levels(bits, reach), dtype=torch.float32)
+    return kernels.Levels(torch.tensor(theory.laplace_unit_levels(bits, reach), dtype=torch.float32))

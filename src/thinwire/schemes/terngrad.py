@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -11,9 +12,6 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec
-
-# A 2-bit code has room for a fourth level; one a hair above 1 keeps the table sorted and says the same.
-LEVELS = torch.tensor([-1.0, 0.0, 1.0, 1.0 + 2.0**-23])
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,9 @@ class TernGrad(Codec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"):
-            raise ValueError(f"terngrad: clip must be 0 (off) or a positive number of deviations, got {self.clip!r}")
+            raise ValueError(
+                f"terngrad: clip must be 0 (off) or a positive number of deviations, got {self.clip!r}"
+            )
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -50,18 +50,26 @@ class TernGrad(Codec):
             deviation = (square / torch.diff(starts).to(square.device)).sqrt()
             torch.minimum(radius, self.clip * deviation, out=radius)
         kernels.quantize_levels(
-            bucket.flat, starts, 0, LEVELS, radius,
+            bucket.flat, starts, 0, _ternary(), radius,
             keys=bucket.keys(), counters=bucket.layout.counters, out=codes, lost=bucket.lost,
         )  # fmt: skip
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(f"terngrad: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+            raise ValueError(
+                f"terngrad: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
         radius, codes = self._fields(data, layout)
-        kernels.dequantize_levels_add(codes, layout.starts, 0, LEVELS, radius, weight, out=out)
+        kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per tensor, then the packed codes."""
         scales = 4 * len(layout.segments)
         return data[:scales].view(torch.float32), data[scales:]
+
+
+@cache
+def _ternary() -> kernels.Levels:
+    """A 2-bit code has room for a fourth level: one a hair above 1 keeps the table sorted, and says the same."""
+    return kernels.Levels(torch.tensor([-1.0, 0.0, 1.0, 1.0 + 2.0**-23]))

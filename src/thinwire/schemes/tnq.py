@@ -39,14 +39,20 @@ class TNQ(Codec):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
+    group: str | int = (
+        "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
+    )
     model: str = "laplace"  # "powerlaw" for heavier tails
-    constant: str = "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
+    constant: str = (
+        "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
+    )
     levels: str = "nonuniform"  # of the power law: also "uniform", "biscaled"
     budget: float | None = None  # bits per coordinate on average, instead of `bits`
 
     unbiased: ClassVar[bool] = False
-    summary: ClassVar[str] = "truncated non-uniform quantisation; the least error at 2 to 8 bits on bell-shaped gradients"
+    summary: ClassVar[str] = (
+        "truncated non-uniform quantisation; the least error at 2 to 8 bits on bell-shaped gradients"
+    )
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 9):
@@ -59,9 +65,13 @@ class TNQ(Codec):
         if self.levels not in theory.SHAPES:
             raise ValueError(f"tnq: levels must be one of {', '.join(theory.SHAPES)}, got {self.levels!r}")
         if self.model == "laplace" and self.levels != "nonuniform":
-            raise ValueError(f"tnq: levels={self.levels!r} needs model='powerlaw'; uniform levels for Laplace are tq")
+            raise ValueError(
+                f"tnq: levels={self.levels!r} needs model='powerlaw'; uniform levels for Laplace are tq"
+            )
         if self.model == "powerlaw" and self.group != "tensor":
-            raise ValueError(f"tnq: model='powerlaw' fits whole tensors: group must be 'tensor', got {self.group!r}")
+            raise ValueError(
+                f"tnq: model='powerlaw' fits whole tensors: group must be 'tensor', got {self.group!r}"
+            )
         if self.budget is not None and not 1 <= self.budget <= 8:
             raise ValueError(f"tnq: budget must be 1..8 bits per coordinate, got {self.budget!r}")
 
@@ -111,7 +121,9 @@ class TNQ(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         bits, expected = int(level), self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+            raise ValueError(
+                f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
         radius, shapes, codes = self._fields(data, layout)
         if self.block:
             ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
@@ -128,7 +140,7 @@ class TNQ(Codec):
         return numbers[:groups], numbers[groups:].view(groups, self._shape_fields), data[header:]
 
     def _table_for(self, bits: int) -> _tables.Table:
-        def table(shape: tuple[float, ...]) -> Tensor:
+        def table(shape: tuple[float, ...]) -> kernels.Levels:
             if len(shape) == 1 or shape[1] == 0:
                 return _table(bits, shape[0])
             return _power_law_table(bits, self.levels, *shape)
@@ -144,13 +156,17 @@ class TNQ(Codec):
         is where one entry holds everything. One bit has no inner levels that a wide range could leave in place.
         """
         ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
-        reach = largest.double() / c.double()  # NaN where the tensor is all zero or not finite: compares false
+        reach = (
+            largest.double() / c.double()
+        )  # NaN where the tensor is all zero or not finite: compares false
         numel = torch.diff(layout.starts).to(reach.device)
         charged = theory.laplace_bound(bits) + (reach - ratio) ** 2 / numel
-        whole = theory.laplace_range_bound(bits, reach) < charged if bits > 1 else torch.zeros_like(reach).bool()
+        whole = (
+            theory.laplace_range_bound(bits, reach) < charged if bits > 1 else torch.zeros_like(reach).bool()
+        )
         whole |= reach < ratio
         shapes.zero_()
-        shapes[:, 0] = torch.where(whole, reach, ratio)
+        shapes[:, 0] = torch.where(whole, _tables.coarse(reach), ratio)
         radius.copy_(torch.where(whole, largest, radius))
 
     def _fit_tails(self, bucket: Bucket, bits: int, largest: Tensor, radius: Tensor, shapes: Tensor) -> None:
@@ -164,6 +180,7 @@ class TNQ(Codec):
                 continue
             radius[j] = min(law.threshold(bits, self.levels), float(largest[j]))  # type: ignore[arg-type]
             shapes[j] = torch.tensor([float(radius[j]) / law.knee, law.exponent, law.tail])
+            shapes[j, 0] = _tables.coarse(shapes[j, 0])
         _fallback_counter(bucket).add_(fallbacks)
 
     # Laplace fallbacks, and budgets.
@@ -224,17 +241,18 @@ def _fallback_counter(bucket: Bucket) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _table(bits: int, ratio: float) -> Tensor:
+def _table(bits: int, ratio: float) -> kernels.Levels:
     if not 0 < ratio < float("inf"):
         raise ValueError(f"tnq: a range of {ratio} scales in a payload")
-    return torch.tensor(theory.laplace_unit_levels(bits, ratio), dtype=torch.float32)
+    return kernels.Levels(torch.tensor(theory.laplace_unit_levels(bits, ratio), dtype=torch.float32))
 
 
 @lru_cache(maxsize=1024)
-def _power_law_table(bits: int, levels: str, ratio: float, exponent: float, tail: float) -> Tensor:
+def _power_law_table(bits: int, levels: str, ratio: float, exponent: float, tail: float) -> kernels.Levels:
     if not (1 <= ratio < float("inf") and 3 < exponent <= 5 and 0 < tail < 0.5):
         raise ValueError(f"tnq: a power law with {ratio=}, {exponent=}, {tail=} in a payload")
-    return torch.tensor(theory.power_law_unit_levels(exponent, tail, bits, levels, ratio), dtype=torch.float32)  # type: ignore[arg-type]
+    table = theory.power_law_unit_levels(exponent, tail, bits, levels, ratio)  # type: ignore[arg-type]
+    return kernels.Levels(torch.tensor(table, dtype=torch.float32))
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,9 @@ class TQ(Codec):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
+    group: str | int = (
+        "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
+    )
 
     unbiased: ClassVar[bool] = False
     summary: ClassVar[str] = "truncated uniform quantisation; TNQ with even levels"
@@ -62,7 +64,9 @@ class TQ(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(f"tq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+            raise ValueError(
+                f"tq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
         radius, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
