@@ -1,8 +1,10 @@
 """thinwire trains PyTorch models over thin wires."""
 
+from thinwire.ddp import Wire, attach
+from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
 from thinwire.schemes import parse
 from thinwire.schemes.cast import BF16, FP16, FP32
 from thinwire.schemes.qsgd import QSGD
 
-__all__ = ["BF16", "FP16", "FP32", "QSGD", "Simulation", "parse"]
+__all__ = ["BF16", "FP16", "FP32", "QSGD", "AllReduce", "Simulation", "Wire", "attach", "parse"]

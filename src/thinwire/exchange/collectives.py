@@ -21,6 +21,10 @@ class Collective(Protocol):
     def start(self, group: dist.ProcessGroup) -> dist.Work: ...
 
 
+# Renamed in PyTorch 2.13; the old name warns there and the new one is missing before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -58,7 +62,7 @@ class AllGathered:
         return (workers - 1) * self.bytes_given
 
     def start(self, group: dist.ProcessGroup) -> dist.Work:
-        return dist.all_gather_into_tensor(self.out, self.tensor, group=group, async_op=True)  # type: ignore[return-value]
+        return _all_gather(self.out, self.tensor, group=group, async_op=True)
 
 
 @dataclass(frozen=True)

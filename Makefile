@@ -1,0 +1,65 @@
+# make demo   the main job on embedded data: does compression pay?
+# make test   the whole suite
+# Both make .venv first, if it is not there.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/CMakeLists.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full lint format bench sanitize clean
+
+help:
+	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
+	@echo "make test       run the whole test suite"
+	@echo "make test-full  the same with the long versions"
+	@echo "make lint       ruff and pyright"
+	@echo "make bench      the speed of every kernel"
+	@echo "make sanitize   the kernel tests under ASan and UBSan"
+	@echo "make clean      remove .venv and what was built"
+
+demo: $(VENV)/installed
+	@$(BIN)/thinwire compare
+
+test: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest
+
+test-full: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest -m "full or not full"
+
+lint: $(VENV)/installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+format: $(VENV)/installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/installed
+	@$(BIN)/thinwire bench
+
+clean:
+	@rm -rf $(VENV) build
+
+$(VENV)/tools:
+	@command -v $(PYTHON) >/dev/null || { echo "thinwire needs Python 3.10 or newer: $(PYTHON) was not found (set PYTHON=...)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "thinwire needs Python 3.10 or newer: $(PYTHON) is older (set PYTHON=...)"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "thinwire needs a C++20 compiler: $${CXX:-c++} was not found (Debian: apt-get install g++)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "thinwire needs Python's venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "thinwire: [1/3] making $(VENV) and getting the build tools"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/installed: $(VENV)/tools pyproject.toml constraints.txt $(NATIVE)
+	@echo "thinwire: [2/3] installing PyTorch and the rest, compiling the kernels (a minute or two)"
+	@$(PIP) --no-build-isolation -e '.[lab]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "thinwire: [3/3] installing the test tools"
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@

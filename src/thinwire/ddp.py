@@ -1,0 +1,332 @@
+"""attach(): the front door for DistributedDataParallel."""
+
+from __future__ import annotations
+
+import fnmatch
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import checkpoint
+from thinwire.bucket import Bucket, Layout, Scratch, Segment
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.collectives import AllReduced
+from thinwire.exchange.lane import Job, Talk
+from thinwire.feedback import Feedback, wrap
+from thinwire.memory import Memory
+from thinwire.scheme import Scheme
+from thinwire.schemes import parse
+
+Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
+
+SMALL = 1024  # tensors with fewer elements travel exact by default: scales would eat what the codes save
+
+
+def attach(
+    model: DistributedDataParallel,
+    scheme: str | Scheme,
+    *,
+    exchange: AllReduce | None = None,
+    controller: None = None,
+    feedback: str | bool = "auto",
+    exempt: Exempt = "auto",
+    seed: int = 0,
+) -> Wire:
+    """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
+
+    scheme: spec text such as "qsgd(bits=4)", or a Scheme.
+    exchange: how workers talk; AllReduce over the model's process group unless given.
+    feedback: "auto" (on for biased schemes), True or False.
+    exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns of
+        parameter names (empty: none), or a function of (name, parameter).
+    seed: of all random rounding; the same on every rank.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(model).__name__}")
+    plug = _Plug.of(model)
+    if plug.wire is not None:
+        raise ValueError("this model is attached already; close() the other wire first")
+    wire = Wire(model, wrap(parse(scheme), feedback), exchange or AllReduce(), exempt, seed)
+    plug.wire = wire
+    return wire
+
+
+class Wire:
+    """A model's connection to its group: gradients go in by DDP's buckets and come back as the group's mean.
+
+    Made by `attach`. Knows the model's parameter names and whose turn it is; knows nothing of how a scheme works.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, scheme: Scheme, exchange: AllReduce, exempt: Exempt, seed: int
+    ) -> None:
+        self.scheme = scheme
+        self.exchange = exchange
+        self.seed = seed
+        self.step = 0
+        self._names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
+        self._exempt = {
+            name for name, p in model.module.named_parameters() if p.requires_grad and _exempted(exempt, scheme, name, p)
+        }
+        self.memory = Memory()
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad and name not in self._exempt:
+                self.memory.add(name, scheme.init(name, _like(parameter), seed))
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._jobs: list[Job] = []
+        self._plug = _Plug.of(model)
+        exchange.open(model.process_group, scheme)
+        try:
+            exchange.agree(
+                f"{scheme.spec}, feedback {'on' if isinstance(scheme, Feedback) else 'off'}, seed {seed}, "
+                f"{len(self._names)} parameters, {len(self._exempt)} exempt, route {exchange.route}"
+            )
+        except BaseException:
+            exchange.close()
+            raise
+
+    # -- what a user calls ---------------------------------------------------------------------------------------------
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Tell the controller how training goes; without a controller there is nobody to tell."""
+
+    def stats(self) -> dict[str, float]:
+        """Totals since attach (or since the run a checkpoint resumed): bytes, messages, seconds, steps."""
+        totals = {
+            "bytes_sent": 0.0,  # left this worker
+            "bytes_given": 0.0,  # handed to collectives
+            "bytes_dense": 0.0,  # what plain DDP would have handed to its all-reduce
+            "messages": 0.0,
+            "encode_seconds": 0.0,  # the lane computing
+            "wire_seconds": 0.0,  # the lane waiting for answers
+            "exposed_seconds": 0.0,  # training waiting for the lane
+        }
+        totals |= self.exchange.ledger.totals()
+        lane = self.exchange.lane
+        totals |= {
+            "steps": float(self.step),
+            "level": float(self.scheme.level),
+            "workers": float(self.exchange.workers),
+            "memory_bytes": float(self.memory.nbytes),
+            "scratch_bytes": float(lane.scratch_bytes if lane else 0),
+        }
+        return totals
+
+    def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
+        """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""
+        return checkpoint.save(self, workers)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        checkpoint.load(self, state)
+
+    def close(self) -> None:
+        """Give the model back to plain DDP and end the lane. Every rank calls it; twice is fine."""
+        if self._plug.wire is self:
+            self._plug.wire = None
+        self.exchange.close()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- what DDP calls ------------------------------------------------------------------------------------------------
+
+    def on_bucket(self, grads: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Queue a bucket on the lane. Its future is fulfilled there, always; errors surface in `_end_step`."""
+        lane = self.exchange.lane
+        assert lane is not None
+        if grads.index() == 0:
+            self._jobs = []
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and grads.index() == 0:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+
+        buffer = grads.buffer()
+        future: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
+
+        def done(job: Job) -> None:
+            # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
+            # is raised at the end of backward. Outside of backward (DDP's join) there is no such end.
+            if job.error is not None and not in_backward:
+                future.set_exception(_as_exception(job.error))
+            else:
+                future.set_result(buffer)
+
+        plan, step = self._plan(grads), self.step
+        self.exchange.ledger.add(bytes_dense=buffer.numel() * buffer.element_size())
+        self._jobs.append(
+            lane.submit(
+                lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done
+            )
+        )
+        if grads.is_last() and not in_backward:
+            self.step += 1
+        return future
+
+    def _end_step(self) -> None:
+        """The last thing in backward: wait for the lane, and raise what went wrong there."""
+        with self.exchange.ledger.timed("exposed_seconds"):
+            for job in self._jobs:
+                job.ended.wait()
+        failed = next((job.error for job in self._jobs if job.error is not None), None)
+        self._jobs = []
+        if failed is not None:
+            raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
+        self.step += 1
+
+    def _plan(self, grads: dist.GradBucket) -> _Plan:
+        parameters = grads.parameters()
+        identity = tuple(map(id, parameters))
+        if identity not in self._plans:
+            shapes = [(self._names[id(p)], tuple(p.shape)) for p in parameters]
+            self._plans[identity] = _Plan.of(Layout.of(shapes), self._exempt)
+        return self._plans[identity]
+
+    def _converse(self, buffer: Tensor, plan: _Plan, step: int, scratch: Scratch) -> Talk:
+        """One bucket, on the lane: exempt tensors by an exact sum, the others by the scheme, both at once."""
+        workers = self.exchange.workers
+        exact = scratch.take("exact", plan.exempt.numel, buffer.dtype, buffer.device)
+        plan.exempt.gather(buffer, exact)
+        exact.mul_(1.0 / workers)
+        alongside = [AllReduced(exact)] if plan.exempt.numel else []
+
+        if plan.compressed.numel:
+            flat, lost = self._working_copy(buffer, plan, scratch)
+            bucket = Bucket(
+                flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch
+            )
+            talk = self.exchange.answer_all(self.scheme.converse(bucket, self.memory, self.scheme.level), scratch)
+            try:
+                collectives = [*alongside, *next(talk)]
+                while True:
+                    yield collectives
+                    collectives = next(talk)
+            except StopIteration as stop:
+                if stop.value.data_ptr() != buffer.data_ptr() or stop.value.dtype != buffer.dtype:
+                    plan.compressed.scatter(stop.value, buffer)
+        else:
+            yield alongside
+        plan.exempt.scatter(exact, buffer)
+        return buffer
+
+    def _working_copy(self, buffer: Tensor, plan: _Plan, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
+        """The compressed tensors end to end in the dtype that the scheme works in, and memory for `lost`.
+
+        Where they lie so already, the bucket's own memory serves. Where they must be copied, the bucket's memory is
+        free until the mean comes back, and holds `lost`: no second scratch is needed.
+        """
+        dtype = buffer.dtype if self.scheme.any_float else torch.promote_types(buffer.dtype, torch.float32)
+        places = plan.compressed.places
+        if len(places) == 1 and dtype is buffer.dtype:
+            (start, stop), _ = places[0]
+            return buffer[start:stop], None
+        flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
+        plan.compressed.gather(buffer, flat)
+        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Some tensors of a buffer: their layout end to end, and the runs of memory to copy between the two."""
+
+    layout: Layout
+    places: tuple[tuple[tuple[int, int], tuple[int, int]], ...]  # ((start, stop) in the buffer, in the layout)
+
+    @property
+    def numel(self) -> int:
+        return self.layout.numel
+
+    @classmethod
+    def of(cls, whole: Layout, chosen: set[str]) -> _Share:
+        segments, places, at = [], [], 0
+        for segment in whole.segments:
+            if segment.name in chosen:
+                stop = at + segment.numel
+                segments.append(Segment(segment.name, at, stop, segment.shape))
+                if places and places[-1][0][1] == segment.start:
+                    (a, _), (c, _) = places.pop()
+                    places.append(((a, segment.stop), (c, stop)))
+                else:
+                    places.append(((segment.start, segment.stop), (at, stop)))
+                at = stop
+        return cls(Layout(segments), tuple(places))
+
+    def gather(self, buffer: Tensor, out: Tensor) -> None:
+        for (a, b), (c, d) in self.places:
+            out[c:d].copy_(buffer[a:b])
+
+    def scatter(self, values: Tensor, buffer: Tensor) -> None:
+        for (a, b), (c, d) in self.places:
+            buffer[a:b].copy_(values[c:d])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a DDP bucket divides into what is compressed and what travels exact."""
+
+    compressed: _Share
+    exempt: _Share
+
+    @classmethod
+    def of(cls, whole: Layout, exempt: set[str]) -> _Plan:
+        return cls(_Share.of(whole, set(whole.names) - exempt), _Share.of(whole, exempt))
+
+
+class _Plug:
+    """DDP takes one hook for life; the plug is that hook, and a wire can be put in and taken out.
+
+    Without a wire it does what plain DDP does.
+    """
+
+    _plugs: weakref.WeakKeyDictionary[DistributedDataParallel, _Plug] = weakref.WeakKeyDictionary()
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.wire: Wire | None = None
+
+    @classmethod
+    def of(cls, model: DistributedDataParallel) -> _Plug:
+        if model not in cls._plugs:
+            plug = cls(model.process_group)
+            model.register_comm_hook(plug, _hook)
+            cls._plugs[model] = plug
+        return cls._plugs[model]
+
+
+def _hook(plug: _Plug, bucket):  # DDP checks annotations by identity, and cannot read postponed ones
+    if plug.wire is not None:
+        return plug.wire.on_bucket(bucket)
+    buffer = bucket.buffer().mul_(1.0 / dist.get_world_size(plug.group))
+    work = dist.all_reduce(buffer, group=plug.group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _exempted(exempt: Exempt, scheme: Scheme, name: str, parameter: Tensor) -> bool:
+    if callable(exempt):
+        return bool(exempt(name, parameter))
+    if exempt == "auto":
+        return not scheme.exact and (parameter.ndim <= 1 or parameter.numel() < SMALL)
+    if isinstance(exempt, str):
+        raise ValueError(f"exempt must be 'auto', a sequence of name patterns or a function, got {exempt!r}")
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in exempt)
+
+
+def _like(parameter: Tensor) -> Tensor:
+    """Shape, device and working dtype of a parameter's gradient, in no memory."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.empty((), dtype=dtype, device=parameter.device).expand(parameter.shape)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))

@@ -1,0 +1,179 @@
+"""AllReduce: answers requests by the collectives of torch.distributed.
+
+| request | how it travels |
+|---|---|
+| Sum, Max of floats | all-reduce |
+| Sum of narrow integers | two-shot: all-to-all of packed slices, add, all-gather |
+| Mean | gather: all-gather of the payloads, decode and add in rank order; or two-shot: every worker owns a part of the bucket, gets everybody's payload of it, adds, encodes the mean again, all-gather |
+
+A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Scratch
+from thinwire.exchange import arithmetic
+from thinwire.exchange.arithmetic import Route
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
+from thinwire.exchange.lane import Lane, Talk
+from thinwire.ledger import Ledger
+from thinwire.requests import Max, Mean, Request, Sum
+from thinwire.scheme import Codec, Conversation, Scheme
+
+
+class AllReduce:
+    """All workers are equal and talk by collectives, on a process group of their own.
+
+    `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
+    that does not grow with the workers).
+    """
+
+    def __init__(self, *, route: Route = "auto"):
+        if route not in arithmetic.ROUTES:
+            raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
+        self.route: Route = route
+        self.ledger = Ledger()
+        self.lane: Lane | None = None
+
+    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+        """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
+        if self.lane is not None:
+            raise ValueError("this AllReduce is in use by another attach(); make one for each")
+        if self.route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
+            raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
+        self.workers = dist.get_world_size(group)
+        self.worker = dist.get_rank(group)
+        ranks = dist.get_process_group_ranks(group)
+        self._everyone = len(ranks) == dist.get_world_size()
+        self._group = dist.new_group(
+            ranks,
+            timeout=_timeout(group),
+            backend=dist.get_backend(group),
+            use_local_synchronization=not self._everyone,
+        )
+        self.lane = Lane(self._group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+
+    def agree(self, what: str) -> None:
+        """Raise on every worker, naming the ranks, unless all say the same."""
+        said: list[str] = [""] * self.workers
+        dist.all_gather_object(said, what, group=self._group)
+        if len(set(said)) > 1:
+            told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said))
+            raise ValueError(f"the workers do not agree on what to do: {told}")
+
+    def close(self) -> None:
+        """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
+        if self.lane is None:
+            return
+        self.lane.close()
+        self.lane = None
+        # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
+        # what it left in the store. It stays until the user destroys all groups.
+        if self._everyone:
+            with suppress(ValueError, AssertionError):  # destroyed already
+                dist.destroy_process_group(self._group)
+
+    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Talk:
+        """A scheme's conversation as collectives."""
+        answer = None
+        while True:
+            try:
+                request = conversation.send(answer)  # type: ignore[arg-type]
+            except StopIteration as stop:
+                return stop.value
+            answer = yield from self._answer(request, scratch)
+
+    def _answer(self, request: Request, scratch: Scratch) -> Talk:
+        if isinstance(request, Mean):
+            route = arithmetic.route_for(request, self.route, self.workers)
+            return (yield from (self._gather if route == "gather" else self._two_shot)(request))
+        if isinstance(request, Max):
+            yield [AllReduced(request.tensor, dist.ReduceOp.MAX)]
+            return request.tensor
+        if request.width is None:
+            yield [AllReduced(request.tensor)]
+            return request.tensor
+        return (yield from self._integer_sum(request, scratch))
+
+    def _gather(self, mean: Mean) -> Talk:
+        codec, bucket, level = mean.codec, mean.bucket, mean.level
+        size = arithmetic.aligned(codec.nbytes(bucket.layout, level))
+        own = _bytes(bucket, "payload", size)
+        all_ = _bytes(bucket, "gathered", size * self.workers)
+        arithmetic.encode_padded(codec, bucket, level, own)
+        yield [AllGathered(all_, own)]
+        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
+        return bucket.flat
+
+    def _two_shot(self, mean: Mean) -> Talk:
+        """1. encode each part; 2. all-to-all; 3. the owner adds and encodes again; 4. all-gather; 5. decode."""
+        codec, bucket, level = mean.codec, mean.bucket, mean.level
+        assert codec.grain is not None
+        parts = bucket.split(self.workers, codec.grain)
+        sizes = arithmetic.part_bytes(codec, [part.layout for part in parts], level)
+        outgoing = _bytes(bucket, "payload", sum(sizes))
+        for part, data in zip(parts, outgoing.split(sizes), strict=True):
+            arithmetic.encode_padded(codec, part, level, data)
+        mine, size = parts[self.worker], sizes[self.worker]
+        incoming = _bytes(bucket, "incoming", size * self.workers)
+        yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker)]
+
+        again = _bytes(bucket, "again", max(sizes))
+        arithmetic.relay(mean, mine, incoming.split(size) if size else [], again[:size])
+        again[size:].zero_()
+        all_ = _bytes(bucket, "gathered", max(sizes) * self.workers)
+        yield [AllGathered(all_, again)]
+
+        for part, data in zip(parts, all_.split(max(sizes)), strict=True):
+            arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.flat)
+        return bucket.flat
+
+    def _integer_sum(self, request: Sum, scratch: Scratch) -> Talk:
+        tensor, width = request.tensor, request.width
+        assert width is not None
+        arithmetic.check_width(tensor, width)
+        places = arithmetic.integer_parts(tensor.numel(), self.workers)
+        sizes = [arithmetic.packed_size(stop - start, width) for start, stop in places]
+        outgoing = scratch.take("integers-out", sum(sizes), torch.uint8, tensor.device)
+        for (start, stop), data in zip(places, outgoing.split(sizes), strict=True):
+            _pack(tensor[start:stop], width, data)
+        (start, stop), size = places[self.worker], sizes[self.worker]
+        incoming = scratch.take("integers-in", size * self.workers, torch.uint8, tensor.device)
+        yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker)]
+
+        arithmetic.add_integers(
+            incoming.split(size) if size else [], width, request.saturate, tensor[start:stop]
+        )
+        again = scratch.take("integers-again", max(sizes), torch.uint8, tensor.device)
+        _pack(tensor[start:stop], width, again)
+        all_ = scratch.take("integers-all", max(sizes) * self.workers, torch.uint8, tensor.device)
+        yield [AllGathered(all_, again)]
+
+        for (start, stop), data in zip(places, all_.split(max(sizes)), strict=True):
+            arithmetic.add_integers([data], width, False, tensor[start:stop])
+        return tensor
+
+
+def _bytes(bucket: Bucket, name: str, size: int) -> Tensor:
+    return bucket.scratch.take(name, size, torch.uint8, bucket.flat.device)
+
+
+def _pack(integers: Tensor, width: int, out: Tensor) -> None:
+    size = -(-integers.numel() * width // 8)
+    kernels.pack_ints(integers, width, out=out[:size])
+    out[size:].zero_()
+
+
+def _timeout(group: dist.ProcessGroup):
+    return group._get_backend(torch.device(_device(group))).options._timeout
+
+
+def _device(group: dist.ProcessGroup) -> str:
+    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"

@@ -1,0 +1,41 @@
+"""launch: plain env:// processes of a script, as a supervisor that does not kill the rest would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def launch(script: str, workers: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    """One process per rank of `script` (Python source), with RANK, WORLD_SIZE and MASTER_* set."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tests = str(Path(__file__).parent)
+    processes = []
+    for rank in range(workers):
+        env = os.environ | {
+            "RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": tests,
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", script, *arguments],
+                env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        )
+    return processes
+
+
+def outcome(process: subprocess.Popen[str], timeout: float) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a launched rank; it is killed if it does not end in time."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += "\n[killed: did not end in time]"
+    return process.returncode, out, err

@@ -1,0 +1,166 @@
+"""A resumed run continues with the same bits; another number of workers loses nothing."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from models import digest, mlp
+from specs import every_spec
+from test_ddp import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
+from torch.nn.parallel import DistributedDataParallel as DDP
+from world import run_world
+
+import thinwire as tw
+from thinwire import checkpoint
+
+
+def run(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def start(bucket_cap_mb, spec, feedback):
+    model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), tw.attach(model, spec, feedback=feedback)
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def _save_and_go_on(spec, feedback, folder):
+    model, optimizer, wire = start(MANY_BUCKETS, spec, feedback)
+    run(model, optimizer, range(4))
+    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "wire": wire.state_dict()}
+    torch.save(state, f"{folder}/{dist.get_rank()}.pt")
+    run(model, optimizer, range(4, 9))
+    wire.close()
+    return digest(model), wire.stats()["steps"]
+
+
+def _resume(spec, feedback, folder, bucket_cap_mb):
+    model, optimizer, wire = start(bucket_cap_mb, spec, feedback)
+    state = torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=True)
+    model.module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    wire.load_state_dict(state["wire"])
+    run(model, optimizer, range(4, 9))
+    wire.close()
+    return digest(model), wire.stats()["steps"]
+
+
+@pytest.mark.parametrize("feedback", ["auto", True])
+@pytest.mark.parametrize("spec", every_spec())
+def test_resume_is_bit_identical_in_new_processes_and_other_buckets(spec, feedback, tmp_path):
+    """Two ranks, because a float sum of more depends on where in its bucket a tensor lies (all-reduce slices)."""
+    gone_on = run_world(_save_and_go_on, 2, spec, feedback, str(tmp_path))
+    for cap in (MANY_BUCKETS, 25):
+        resumed = run_world(_resume, 2, spec, feedback, str(tmp_path), cap)
+        for (weights, steps), (expected, expected_steps) in zip(resumed, gone_on, strict=True):
+            assert steps == expected_steps == 9
+            assert_equal(weights, expected)
+
+
+def _distributed_checkpoint(folder):
+    model, optimizer, wire = start(MANY_BUCKETS, "qsgd", True)
+    run(model, optimizer, range(3))
+    dcp.save({"wire": wire.state_dict()}, checkpoint_id=folder)
+    residual = wire.memory["0.weight", "residual"].clone()
+    wire.close()
+
+    fresh = tw.attach(model, "qsgd", feedback=True)
+    state = {"wire": fresh.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    fresh.load_state_dict(state["wire"])
+    assert torch.equal(fresh.memory["0.weight", "residual"], residual)
+    assert fresh.step == 3
+    fresh.close()
+    return residual
+
+
+def test_torch_distributed_checkpoint_gives_each_rank_its_own_residual(tmp_path):
+    zero, one = run_world(_distributed_checkpoint, 2, str(tmp_path / "dcp"))
+    assert not torch.equal(zero, one)
+
+
+def _distributed_checkpoint_elsewhere(folder, old_workers):
+    model, _, wire = start(MANY_BUCKETS, "qsgd", True)
+    state = {"wire": wire.state_dict(workers=old_workers)}
+    dcp.load(state, checkpoint_id=folder)
+    wire.load_state_dict(state["wire"])
+    return wire.memory["0.weight", "residual"].clone()
+
+
+def test_torch_distributed_checkpoint_at_another_size(tmp_path):
+    saved = run_world(_distributed_checkpoint, 2, str(tmp_path / "dcp"))
+    loaded = run_world(_distributed_checkpoint_elsewhere, 3, str(tmp_path / "dcp"), 2)
+    torch.testing.assert_close(sum(loaded) / 3, sum(saved) / 2)
+
+
+def _saved(spec):
+    model, optimizer, wire = start(MANY_BUCKETS, spec, True)
+    run(model, optimizer, range(3))
+    state = copy.deepcopy(wire.state_dict())
+    wire.close()
+    return through_a_file(state)
+
+
+def _load_merged(spec, merged):
+    model, optimizer, wire = start(MANY_BUCKETS, spec, True)
+    wire.load_state_dict(merged)
+    residuals = {name: t.clone() for (name, key), t in wire.memory.items() if key == "residual"}
+    run(model, optimizer, range(3, 6))
+    wire.close()
+    return residuals, digest(model)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_other_world_sizes_keep_what_the_residuals_owe(workers):
+    """The next mean owes sum(e_i)/n; that, not the bare sum, is what must not change with n."""
+    states = run_world(_saved, 3, "qsgd")
+    results = run_world(_load_merged, workers, "qsgd", checkpoint.merge(states))
+    for name, shape in ((n, p.shape) for n, p in mlp().named_parameters()):
+        if name in results[0][0]:
+            owed = sum(state[checkpoint.part(i)][name]["residual"] for i, state in enumerate(states)) / 3
+            assert owed.shape == shape and owed.abs().max() > 0
+            torch.testing.assert_close(sum(residuals[name] for residuals, _ in results) / workers, owed)
+    assert_replicas_equal([weights for _, weights in results])
+
+
+def _refusals(states):
+    model, optimizer, wire = start(MANY_BUCKETS, "qsgd", True)
+    run(model, optimizer, range(2))
+    before = copy.deepcopy(wire.state_dict())
+    other = states[1 - dist.get_rank()]
+    for bad, message in (
+        (other, "needs its own part, worker000"),
+        (before | {"scheme": "fp16"}, "saved under 'fp16'"),
+        (before | {"seed": 7}, "saved under seed 7"),
+        (before | {"workers": 3}, "parts of all 3 are needed; missing"),
+        (before | {checkpoint.part(dist.get_rank()): {}}, "does not fit"),
+        ({"format": 99}, "not a thinwire state"),
+        ([], "not a thinwire state"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wire.load_state_dict(bad)
+    after = wire.state_dict()
+    own = checkpoint.part(dist.get_rank())
+    for name in before[own]:
+        assert torch.equal(before[own][name]["residual"], after[own][name]["residual"])
+    wire.close()
+    return True
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
+    states = run_world(_saved, 2, "qsgd")
+    assert run_world(_refusals, 2, states) == [True, True]
+    with pytest.raises(ValueError, match="not of one run: step is 3 and 4"):
+        checkpoint.merge([states[0], states[1] | {"step": 4}])

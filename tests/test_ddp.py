@@ -1,0 +1,255 @@
+"""attach() under DistributedDataParallel on gloo ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import batch, digest, mlp
+from specs import every_spec
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from world import run_world
+
+import thinwire as tw
+
+MANY_BUCKETS = 0.01  # MB: several buckets even for these small models
+
+
+def train(model, steps, *, dtype=torch.float32, first=0, accumulate=1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        for micro in range(accumulate - 1):
+            with model.no_sync():
+                loss_of(model, step + 100 * (micro + 1), dtype).backward()
+        loss_of(model, step, dtype).backward()
+        optimizer.step()
+    return digest(model)
+
+
+def loss_of(model, step, dtype=torch.float32):
+    x, y = batch(dist.get_rank(), step, dtype)
+    return nn.functional.mse_loss(model(x), y)
+
+
+def assert_equal(a, b):
+    assert len(a) == len(b)
+    for mine, theirs in zip(a, b, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def assert_replicas_equal(results):
+    for other in results[1:]:
+        assert_equal(results[0], other)
+
+
+def _every_scheme(specs):
+    weights = {}
+    for spec in specs:
+        model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+        with tw.attach(model, spec):
+            weights[spec] = train(model, 20)
+    plain = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+    return weights, train(plain, 20)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_replicas_stay_bit_identical_and_fp32_is_plain_ddp(workers):
+    results = run_world(_every_scheme, workers, every_spec())
+    for spec in every_spec():
+        assert_replicas_equal([weights[spec] for weights, _ in results])
+        assert all(torch.isfinite(tensor).all() for tensor in results[0][0][spec]), spec
+    for weights, plain in results:
+        assert_equal(weights["fp32"], plain)
+
+
+def _learns(spec):
+    model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+    with tw.attach(model, spec):
+        train(model, 60)
+        return float(loss_of(model, 999).detach())
+
+
+@pytest.mark.parametrize("spec", ["bf16", "qsgd(bits=4)"])
+def test_training_learns_as_uncompressed(spec):
+    before = float(nn.functional.mse_loss(mlp()(batch(0, 999)[0]), batch(0, 999)[1]).detach())
+    exact, compressed = (run_world(_learns, 2, each)[0] for each in ("fp32", spec))
+    assert before - compressed > 0.9 * (before - exact) > 0.05
+
+
+def _dtype(dtype):
+    weights = []
+    for spec in ("fp32", "fp16", "bf16", "qsgd"):
+        for feedback in ("auto", True):
+            model = DDP(mlp(dtype=dtype), bucket_cap_mb=MANY_BUCKETS)
+            with tw.attach(model, spec, feedback=feedback):
+                weights += train(model, 5, dtype=dtype)
+    return weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_gradient_dtypes(dtype):
+    results = run_world(_dtype, 2, dtype)
+    assert_replicas_equal(results)
+    assert all(tensor.dtype is dtype and torch.isfinite(tensor).all() for tensor in results[0])
+
+
+class Odd(nn.Module):
+    """Frozen, 0-d, empty, one-element, unused and many-dimensional parameters, and 1-d ones of many sizes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen = nn.Parameter(torch.randn(20, 20) / 20, requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.empty = nn.Parameter(torch.empty(0, 5))
+        self.one = nn.Parameter(torch.ones(1))
+        self.unused = nn.Parameter(torch.randn(50, 50))
+        self.conv = nn.Parameter(torch.randn(7, 20, 3, 3) / 100)
+        self.long = nn.Parameter(torch.randn(2000) / 1000)
+
+    def forward(self, x):
+        hidden = (x @ self.frozen) * self.scale + self.one + self.empty.sum() + self.long.mean()
+        return torch.einsum("bi,oijk->bo", hidden, self.conv)
+
+
+def _odd(spec, exempt):
+    model = DDP(Odd(), bucket_cap_mb=MANY_BUCKETS, find_unused_parameters=True)
+    before = digest(model)
+    with tw.attach(model, spec, exempt=exempt):
+        after = train(model, 3)
+    return before, after
+
+
+@pytest.mark.parametrize("exempt", ["auto", (), ("conv", "l*")], ids=repr)
+@pytest.mark.parametrize("spec", ["fp32", "fp16", "qsgd(block=64)"])
+def test_odd_parameters_and_unused_ones(spec, exempt):
+    results = run_world(_odd, 2, spec, exempt)
+    assert_replicas_equal([after for _, after in results])
+    before, after = results[0]
+    changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert changed == [False, True, False, True, False, True, True]
+
+
+def _unused_matches_plain():
+    outcomes = []
+    for attached in (True, False):
+        model = DDP(Odd(), bucket_cap_mb=MANY_BUCKETS, find_unused_parameters=True)
+        if attached:
+            tw.attach(model, "fp32")
+        outcomes.append(train(model, 5))
+    return outcomes
+
+
+def test_unused_parameters_as_in_plain_ddp():
+    for attached, plain in run_world(_unused_matches_plain, 2):
+        assert_equal(attached, plain)
+
+
+def _ddp_options(options, accumulate):
+    outcomes = []
+    for spec in ("fp32", None, "qsgd"):
+        model = DDP(mlp(), **options)
+        if spec:
+            wire = tw.attach(model, spec)
+        outcomes.append(train(model, 6, accumulate=accumulate))
+        if spec:
+            assert wire.stats()["steps"] == 6
+            wire.close()
+    return outcomes
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_graph": True, "bucket_cap_mb": MANY_BUCKETS},
+        {"gradient_as_bucket_view": True, "bucket_cap_mb": MANY_BUCKETS},
+        {"bucket_cap_mb": 0.001},
+        {"bucket_cap_mb": 25},
+    ],
+    ids=lambda options: ",".join(f"{k}={v}" for k, v in options.items()),
+)
+def test_ddp_options_and_accumulation(options, accumulate):
+    if options.get("static_graph") and accumulate > 1:
+        options = options | {"static_graph": False, "find_unused_parameters": True}  # PyTorch forbids the pair
+    results = run_world(_ddp_options, 2, options, accumulate)
+    for number in range(3):
+        assert_replicas_equal([outcomes[number] for outcomes in results])
+    assert_equal(results[0][0], results[0][1])
+
+
+def _two_models():
+    first, second = DDP(mlp(0), bucket_cap_mb=MANY_BUCKETS), DDP(mlp(1), bucket_cap_mb=MANY_BUCKETS)
+    with tw.attach(first, "qsgd"), tw.attach(second, "fp32"):
+        x, y = batch(dist.get_rank(), 0)
+        for _ in range(5):
+            # One backward through both models: their buckets interleave.
+            (nn.functional.mse_loss(first(x), y) + nn.functional.mse_loss(second(x), y)).backward()
+        together = [p.grad.clone() for p in [*first.parameters(), *second.parameters()]]
+    return together
+
+
+def test_two_attached_models_at_once():
+    assert_replicas_equal(run_world(_two_models, 3))
+
+
+def _join_uneven():
+    model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+    with tw.attach(model, "qsgd"), model.join():
+        train(model, 4 + dist.get_rank())
+    return digest(model)
+
+
+def test_uneven_inputs_under_ddp_join():
+    assert_replicas_equal(run_world(_join_uneven, 2))
+
+
+def _attach_again():
+    model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+    wire = tw.attach(model, "qsgd")
+    with pytest.raises(ValueError, match="attached already"):
+        tw.attach(model, "fp16")
+    train(model, 2)
+    wire.close()
+    wire.close()
+    train(model, 2)  # plain DDP again
+    with tw.attach(model, "fp16"):
+        return train(model, 2)
+
+
+def test_close_gives_the_model_back_and_attach_takes_it_again():
+    assert_replicas_equal(run_world(_attach_again, 2))
+
+
+def _disagree():
+    spec = "qsgd(bits=4)" if dist.get_rank() == 0 else "qsgd(bits=3)"
+    with pytest.raises(ValueError, match=r"do not agree.*rank 0: qsgd\(bits=4.*rank 1: qsgd\(bits=3"):
+        tw.attach(DDP(mlp()), spec)
+    return True
+
+
+def test_ranks_that_disagree_are_named():
+    assert run_world(_disagree, 2) == [True, True]
+
+
+def test_attach_takes_only_ddp_models():
+    with pytest.raises(ValueError, match="DistributedDataParallel model, got Linear"):
+        tw.attach(nn.Linear(2, 2), "fp16")  # type: ignore[arg-type]
+
+
+def _subgroup():
+    everyone = dist.get_world_size()
+    group = dist.new_group([0, 2]) if everyone == 3 else None
+    if dist.get_rank() == 1:
+        return None
+    model = DDP(mlp(), process_group=group)
+    with tw.attach(model, "qsgd") as wire:
+        weights = train(model, 3)
+        assert wire.stats()["workers"] == 2
+    return weights
+
+
+def test_a_model_on_part_of_the_ranks():
+    zero, nothing, two = run_world(_subgroup, 3)
+    assert nothing is None
+    assert_equal(zero, two)

@@ -1,0 +1,124 @@
+"""Dead ranks, errors on the lane, and leaving in every order: clear errors, no hang, nothing left behind."""
+
+import json
+import os
+import threading
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch.distributed as dist
+from models import mlp
+from ranks import launch, outcome
+from test_ddp import MANY_BUCKETS, train
+from torch.nn.parallel import DistributedDataParallel as DDP
+from world import run_world
+
+import thinwire as tw
+from thinwire.requests import Sum
+from thinwire.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Broken(Scheme):
+    """Works for two steps, then raises on rank 0."""
+
+    unbiased: ClassVar[bool] = True
+    summary: ClassVar[str] = "for tests"
+
+    def converse(self, bucket, memory, level):
+        if bucket.step == 2 and bucket.worker == 0:
+            raise ArithmeticError("the scheme is broken")
+        return (yield Sum(bucket.flat.mul_(1 / bucket.workers)))
+
+
+START = """
+import datetime, os, signal, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import thinwire as tw
+from models import mlp
+from test_ddp import train
+from test_faults import Broken
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+rank = dist.get_rank()
+model = DDP(mlp(), bucket_cap_mb=0.01)
+"""
+
+
+def ends(script: str, workers: int, timeout: float = 90) -> list[tuple[int, str, str]]:
+    processes = launch(START + script, workers)
+    return [outcome(process, timeout) for process in processes]
+
+
+def test_an_error_on_the_lane_surfaces_in_training_with_its_traceback():
+    zero, one = ends('tw.attach(model, Broken()); train(model, 5)', 2)
+    code, _, err = zero
+    assert code == 1
+    assert "ArithmeticError: the scheme is broken" in err and "in converse" in err
+    assert "RuntimeError: the gradients of step 2 could not be exchanged: the scheme is broken" in err
+    assert "in train" in err  # raised where the user called backward
+    code, _, err = one
+    assert code == 1 and "could not be exchanged" in err
+
+
+@pytest.mark.parametrize("spec", ["fp32", "qsgd"])
+def test_a_rank_that_dies_mid_step_is_an_error_everywhere_else(spec):
+    dying = f"""
+wire = tw.attach(model, {spec!r})
+train(model, 3)
+if rank == 2:
+    model.module[0].weight.register_hook(lambda grad: os.kill(os.getpid(), signal.SIGKILL))
+train(model, 3)
+"""
+    results = ends(dying, 3)
+    assert results[2][0] == -9
+    for code, _, err in results[:2]:
+        assert code == 1, err  # an error, not an abort at exit (-6) nor a hang
+        assert "the gradients of step 3 could not be exchanged" in err
+
+
+LEAVING = {
+    "close, then destroy": "wire.close(); dist.destroy_process_group()",
+    "destroy, then close": "dist.destroy_process_group(); wire.close()",
+    "neither": "",
+    "an exception": "raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("way", LEAVING)
+def test_every_way_to_leave_is_clean(way):
+    for code, _, err in ends(f"wire = tw.attach(model, 'qsgd'); train(model, 3)\n{LEAVING[way]}", 2):
+        assert code == 0, err
+
+
+def cycles(model, count):
+    """Native and Python threads after each of `count` attach-close cycles, and the lanes still there."""
+    threads = []
+    for cycle in range(count):
+        with tw.attach(model, "qsgd"):
+            if cycle % 10 == 0:
+                train(model, 1)
+        threads.append(len(os.listdir("/proc/self/task")))
+    return threads, [thread.name for thread in threading.enumerate() if "thinwire" in thread.name]
+
+
+def test_a_hundred_cycles_leave_no_thread_and_exit_cleanly():
+    script = "from test_faults import cycles; import json; print(json.dumps(cycles(model, 100)))"
+    for code, out, err in ends(script, 2):
+        assert code == 0, err
+        threads, lanes = json.loads(out)
+        assert lanes == []
+        assert threads[-1] <= threads[0]
+
+
+def _in_use():
+    exchange = tw.AllReduce()
+    with tw.attach(DDP(mlp()), "fp16", exchange=exchange), pytest.raises(ValueError, match="in use"):
+        tw.attach(DDP(mlp()), "fp16", exchange=exchange)
+    dist.barrier()
+    return True
+
+
+def test_an_exchange_serves_one_wire():
+    assert run_world(_in_use, 2) == [True, True]
