@@ -77,9 +77,18 @@ void take(float* x, const Chunks& chunks, float* out, int threads) {
     });
 }
 
-void scatter_add(const float* values, const Chunks& chunks, float weight, float* out, int threads) {
+void put(float* x, const Chunks& chunks, const float* values, int threads) {
     chunks.check();
     if (!chunks.ascending()) threads = 1;  // two threads must not meet at one entry
+    if (chunks.size == 1) return chunks.each(threads, [&](index i) { x[chunks.indices[i]] = values[i]; });
+    chunks.each(threads, [&](index i) {
+        std::memcpy(x + chunks.begin(i), values + i * chunks.size, chunks.entries(i) * sizeof(float));
+    });
+}
+
+void scatter_add(const float* values, const Chunks& chunks, float weight, float* out, int threads) {
+    chunks.check();
+    if (!chunks.ascending()) threads = 1;
     if (chunks.size == 1) return chunks.each(threads, [&](index i) { out[chunks.indices[i]] += weight * values[i]; });
     chunks.each(threads, [&](index i) {
         float* to = out + chunks.begin(i);
@@ -97,9 +106,12 @@ void bind_sparse(nb::module_& m) {
     m.def("take", [](address x, index n, address indices, index count, index chunk, address out, int threads) {
         take(at<float>(x), {at<const int32_t>(indices), count, chunk, n}, at<float>(out), threads);
     }, without_gil());
-    m.def("scatter_add", [](address values, address indices, index count, index chunk, float weight, address out, index n,
+    m.def("put", [](address x, index n, address indices, index count, index chunk, address values, int threads) {
+        put(at<float>(x), {at<const int32_t>(indices), count, chunk, n}, at<const float>(values), threads);
+    }, without_gil());
+    m.def("scatter_add", [](address x, index n, address indices, index count, index chunk, address values, float weight,
                             int threads) {
-        scatter_add(at<const float>(values), {at<const int32_t>(indices), count, chunk, n}, weight, at<float>(out), threads);
+        scatter_add(at<const float>(values), {at<const int32_t>(indices), count, chunk, n}, weight, at<float>(x), threads);
     }, without_gil());
 }
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from thinwire.kernels import check
 from thinwire.kernels.native import for_tensors, threads
 from thinwire.kernels.reference import hadamard as reference
+from thinwire.kernels.reference.random import COUNTERS
 
 LARGEST_BLOCK = 2**30
 LARGEST_STRIDE = 2**31 - 1
@@ -15,12 +16,20 @@ _CPU = torch.empty(0)  # where starts, keys and counters live, whatever x is on
 
 
 def hadamard_(
-    x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, stride: int = 1, inverse: bool = False
+    x: Tensor,
+    starts: Tensor,
+    block: int,
+    *,
+    keys: Tensor,
+    counters: Tensor,
+    stride: int = 1,
+    inverse: bool = False,
 ) -> None:
     """Rotates every stretch of x in groups of `block` entries (a power of two) with random signs, or back.
 
-    stride = 1: contiguous blocks; a block as long as the stretch, or longer: the full rotation. stride > 1: the entries of
-    a group lie `stride` apart. Lengths need not be multiples: what is left is rotated in smaller blocks.
+    stride = 1: contiguous blocks; a block as long as the stretch, or longer: the full rotation. stride > 1:
+    the entries of a group lie `stride` apart. Lengths need not be multiples: what is left is rotated in
+    smaller blocks.
     """
     check.flat("x", x, dtypes=(torch.float32, torch.float64))
     check.flat("starts", starts, dtypes=(torch.int64,), like=_CPU, at_least=1)
@@ -32,6 +41,8 @@ def hadamard_(
         raise ValueError(f"block must be a power of two, got {block}")
     if int(starts[0]) != 0 or int(starts[-1]) != x.numel() or bool((starts.diff() < 0).any()):
         raise ValueError(f"starts must ascend from 0 to the length of x, {x.numel()}, got {starts.tolist()}")
+    if counters.numel() and not 0 <= int(counters.min()) <= int(counters.max()) <= COUNTERS - x.numel():
+        raise ValueError(f"counters must be in 0..2**32 - {x.numel()}, got {counters.tolist()}")
     native = for_tensors(x) if x.dtype is torch.float32 else None
     if native is None:
         return reference.hadamard_(x, starts, block, stride, keys, counters, inverse)

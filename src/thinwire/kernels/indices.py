@@ -1,4 +1,4 @@
-"""Ascending indices in few bits, with a decoder that believes nothing. Meaning and format: `reference.indices`."""
+"""Ascending indices in few bits; the decoder believes nothing. Meaning and format: `reference.indices`."""
 
 from __future__ import annotations
 

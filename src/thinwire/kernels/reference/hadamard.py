@@ -1,17 +1,18 @@
 """The randomised Hadamard rotation: y = H D x, and back x = D H y.
 
-H is the matrix of all butterflies (a, b) -> (a + b, a - b), D has +-1/sqrt(block) on its diagonal; H H = block and
-D D = 1/block, so the rotation is orthonormal and going back restores x up to rounding. The signs are shared: bit c & 31 of
-random_u32(key, 2^32 - 1 - (c >> 5)), set for minus, where c is the element's counter. (Counting from the end keeps the signs
-apart from what else is drawn under the same key.)
+H is the matrix of all butterflies (a, b) -> (a + b, a - b), D has +-1/sqrt(block) on its diagonal; H H = block
+and D D = 1/block, so the rotation is orthonormal, and going back restores x up to rounding. The signs are shared:
+minus where bit c & 31 of random_u32(key, 2^32 - 1 - (c >> 5)) is set, c being the element's counter. (Counting
+from the end keeps the signs apart from what else is drawn under the same key.)
 
-A stretch is cut into groups: stride = 1, contiguous blocks of `block` entries; stride > 1, spans of block * stride entries,
-of which those `stride` apart belong together. What is left at the end is cut into contiguous blocks of `block`, then of
-block / 2, and so on down to 1: nothing is padded, and the last few entries are mixed with fewer others.
+A stretch is cut into groups. stride = 1: contiguous blocks of `block` entries. stride > 1: spans of block * stride
+entries, of which those `stride` apart belong together. What is left at the end is cut into contiguous blocks of
+`block`, then of block / 2, and so on down to 1: nothing is padded, and the last entries mix with fewer others.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -23,9 +24,9 @@ from thinwire.kernels.reference.random import COUNTERS, random_u32
 def hadamard_(
     x: Tensor, starts: Tensor, block: int, stride: int, keys: Tensor, counters: Tensor, inverse: bool
 ) -> None:
-    """Rotates every stretch of x in place, forth or back. Butterflies run from the smallest distance to the largest."""
+    """Rotates every stretch of x in place, forth or back; the distances of the butterflies ascend."""
     bounds = starts.tolist()
-    for stretch, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for stretch, (a, b) in enumerate(itertools.pairwise(bounds)):
         signs = _signs(int(keys[stretch]), int(counters[stretch]), b - a, x)
         for begin, end, size, apart in _groups(b - a, block, stride):
             entries = x[a + begin : a + end]
@@ -58,7 +59,7 @@ def _signs(key: int, counter: int, count: int, like: Tensor) -> Tensor:
 
 
 def _groups(length: int, block: int, stride: int) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, end, entries of a group, how far they lie apart) of runs of like groups that cover a stretch."""
+    """(begin, end, entries of a group, how far apart) of the runs of like groups that cover a stretch."""
     begin = 0
     sizes = [(block, stride)] + [(block >> down, 1) for down in range(block.bit_length())]
     for size, apart in sizes:

@@ -1,7 +1,7 @@
-"""Selecting entries, and moving selected entries in and out. Indices are int32, and number chunks of `chunk` entries.
+"""Selecting entries, and moving selected entries in and out.
 
-With chunk = 1 an index is the place of an entry. The last chunk of a buffer may be short; among `values` every chunk
-takes `chunk` places, and what a short one does not fill is 0.
+Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry. The last
+chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short one leaves is 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def top_k(x: Tensor, k: int, weight: Tensor | None, out: Tensor) -> None:
-    """out = where the k largest |x| (|x * weight|) are, ascending. NaN is larger than Inf; of equals the first is taken."""
+    """out = where the k largest |x| (|x * weight|) are, ascending. NaN is above Inf; of equals the first is taken."""
     score = (x if weight is None else x * weight).abs()
     order = torch.sort(score, descending=True, stable=True).indices
     out.copy_(order[:k].sort().values)
@@ -40,6 +40,12 @@ def take_(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
     """`gather`, then the chosen chunks of x are 0."""
     gather(x, indices, chunk, out)
     x[_places(x, indices, chunk)[0]] = 0
+
+
+def put_(x: Tensor, indices: Tensor, values: Tensor, chunk: int) -> None:
+    """The chosen chunks of x = values. No index may repeat."""
+    places, present = _places(x, indices, chunk)
+    x[places] = values[present]
 
 
 def _places(x: Tensor, indices: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
