@@ -76,10 +76,10 @@ void dequantize_uniform(address codes, index code_bytes, address starts, index s
 }
 
 void quantize_levels(address x, index n, address starts, index stretches, index block, int bits, address level,
-                     address inverse_gap, address next, address before, int cells, int crowd, float cells_per_unit, address scale,
+                     address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
                      index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
-    const LevelTable table = {at<const float>(level), at<const float>(inverse_gap), at<const float>(next),
-                              at<const std::uint8_t>(before), cells, crowd, cells_per_unit};
+    const LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
+                              at<const Pair>(cell), cells, crowd, cells_per_unit};
     const auto loop = quantize_loops().levels;
     encode(x, n, {starts, stretches, block, scale, scales}, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {

@@ -34,35 +34,49 @@ struct Uniform {
     float range, slope;
 };
 
-// Few levels: a binary search whose steps are permutations inside registers.
+// A binary search for the interval. Step K knows the first K of B bits of its number, and asks for the next.
+template <int B, int K = 0>
+struct Search {
+    explicit Search(const float* next) : rest(next) {
+        for (int j = 0; j < 1 << K; ++j) middle.entries[j] = next[((2 * j + 1) << (B - 1 - K)) - 1];
+    }
+    i32 find(f32 y, i32 j) const { return rest.find(y, j + j - (i32)(y >= middle[j])); }
+
+    Table<K> middle;
+    Search<B, K + 1> rest;
+};
+
+template <int B>
+struct Search<B, B> {
+    explicit Search(const float*) {}
+    i32 find(f32, i32 j) const { return j; }
+};
+
+// Few levels: all tables are in registers.
 template <int B>
 struct FewLevels {
     static constexpr int bits = B;
 
-    FewLevels(const LevelTable& table, float range) : range(range), inverse(1.0f / range) {
+    FewLevels(const LevelTable& table, float range) : range(range), inverse(1.0f / range), search(table.next) {
         for (int j = 0; j < 1 << B; ++j) {
-            level.entries[j] = table.level[j];
-            inverse_gap.entries[j] = table.inverse_gap[j];
+            level.entries[j] = table.interval[j].first;
+            inverse_gap.entries[j] = table.interval[j].second;
         }
-        // Step k knows the first k bits p of the interval's number, and asks for the next.
-        for (int k = 0; k < B; ++k)
-            for (int p = 0; p < 1 << k; ++p) step[k].entries[p] = table.next[((2 * p + 1) << (B - 1 - k)) - 1];
     }
 
     i32 code(f32 x, f32 draw) const {
         const f32 y = x * inverse;
-        i32 j{};
-        for (int k = 0; k < B; ++k) j = j + j - (i32)(y >= step[k][j]);
+        const i32 j = search.find(y, i32{});
         return j - (i32)(draw < (y - level[j]) * inverse_gap[j]);
     }
     f32 value(i32 code) const { return range * level[code]; }
 
     float range, inverse;
     Table<B> level, inverse_gap;
-    Table<B - 1> step[B];
+    Search<B> search;
 };
 
-// Many levels: a grid of cells gives the interval, or one a few levels before it.
+// Many levels: a grid of cells gives the interval, or (rarely) one a few levels before it.
 template <int B>
 struct ManyLevels {
     static constexpr int bits = B;
@@ -72,9 +86,11 @@ struct ManyLevels {
     i32 code(f32 x, f32 draw) const {
         const f32 y = x * inverse;
         const f32 cell = at_most(at_least((y - table.level[0]) * table.cells_per_unit, f32{}), all(table.cells - 1));
-        i32 j = gather_bytes(table.before, to_int(cell));
-        for (int i = 0; i < table.crowd; ++i) j -= (i32)(y >= gather(table.next, j));
-        return j - (i32)(draw < (y - gather(table.level, j)) * gather(table.inverse_gap, j));
+        const auto [begin, end] = gather_pairs(table.cell, to_int(cell));
+        i32 j = (i32)begin - (i32)(y >= end);
+        for (int i = 1; i < table.crowd; ++i) j -= (i32)(y >= gather(table.next, j));
+        const auto [level, inverse_gap] = gather_pairs(table.interval, j);
+        return j - (i32)(draw < (y - level) * inverse_gap);
     }
     f32 value(i32 code) const { return range * gather(table.level, code); }
 

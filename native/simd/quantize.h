@@ -10,14 +10,19 @@ struct Draws {
     std::uint32_t first, step;  // the affine walk: element i has the word hash(first + i * step)
 };
 
-// A table of 2^bits sorted levels, and what finds a value's place in it in constant time.
+// Two numbers that are looked up together, for the price of one.
+struct Pair {
+    float first, second;
+};
+
+// A table of 2^bits sorted levels, and what finds a value's interval in it in constant time; see kernels/levels.py.
 struct LevelTable {
-    const float* level;        // 2^bits
-    const float* inverse_gap;  // 2^bits: 1 / (level[j + 1] - level[j]), the last is not used
-    const float* next;         // 2^bits: level[j + 1] where interval j + 1 exists, else NaN, which no value reaches
-    // A value's cell is (value - level[0]) * cells_per_unit, clipped to 0..cells - 1; before[cell] counts the inner levels
-    // in the cells before it, and no cell holds more than `crowd` inner levels.
-    const std::uint8_t* before;  // padded by 3 bytes
+    const float* level;    // 2^bits
+    const float* next;     // 2^bits: level[j + 1] where interval j + 1 exists, else NaN, which no value reaches
+    const Pair* interval;  // 2^bits: level[j], 1 / (level[j + 1] - level[j]); the last is not used
+    // A value's cell is (value - level[0]) * cells_per_unit, clipped to 0..cells - 1. `first` is the interval (the bits of an
+    // int32) that the cell begins in, `second` the level that ends it; no cell holds more than `crowd` inner levels.
+    const Pair* cell;
     std::int32_t cells, crowd;
     float cells_per_unit;
 };

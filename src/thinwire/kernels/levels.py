@@ -16,15 +16,15 @@ _MOST_CELLS = 4096  # of the search grid: it must stay in the nearest cache
 class Levels:
     """2^bits strictly increasing float32 levels, bits = 1..8. Make it once and keep it.
 
-    A grid of equal cells over the table lets a kernel look up how many levels lie in the cells before a value's own; with
-    `crowd` comparisons inside the cell that is the exact place. `crowd` is 1 unless gaps differ by a factor of thousands.
+    A grid of equal cells over the table lets a kernel look up the interval in which a value's cell begins; `crowd`
+    comparisons inside the cell give the value's own. `crowd` is 1 unless gaps differ by a factor of thousands.
     """
 
     table: Tensor  # float32[2^bits], in CPU memory
     bits: int = field(init=False)
-    inverse_gap: Tensor = field(init=False, repr=False)  # float32[2^bits]; the last is 0
     next: Tensor = field(init=False, repr=False)  # float32[2^bits]: the level that begins the next interval; NaN at the end
-    before: Tensor = field(init=False, repr=False)  # uint8[cells + 3]
+    interval: Tensor = field(init=False, repr=False)  # float32[2^bits, 2]: each level, and 1 / the gap above it
+    cell: Tensor = field(init=False, repr=False)  # float32[cells, 2]: the interval it begins in (as int32), what ends that
     cells: int = field(init=False, repr=False)
     crowd: int = field(init=False, repr=False)
     cells_per_unit: float = field(init=False, repr=False)
@@ -39,17 +39,18 @@ class Levels:
         if not bool((gaps > 2.0**-100).all()) or not bool(torch.isfinite(table).all() & torch.isfinite(gaps).all()):
             raise ValueError(f"levels must be finite and strictly increasing, got {table.tolist()}")
         zero, nothing = torch.zeros(1), torch.full((2,), torch.nan)
+        following = torch.cat([table[1:-1], nothing])
         values = {
             "table": table.clone(),
             "bits": bits,
-            "inverse_gap": torch.cat([1.0 / gaps, zero]),
-            "next": torch.cat([table[1:-1], nothing]),
-        } | _grid(table)
+            "next": following,
+            "interval": torch.stack([table, torch.cat([1.0 / gaps, zero])], dim=1),
+        } | _grid(table, following)
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
 
-def _grid(table: Tensor) -> dict[str, Tensor | int | float]:
+def _grid(table: Tensor, following: Tensor) -> dict[str, Tensor | int | float]:
     """The smallest grid of 2^k cells that holds no two inner levels in one cell, or the largest allowed."""
     span = table[-1] - table[0]
     cells = 2 * table.numel()
@@ -62,5 +63,6 @@ def _grid(table: Tensor) -> dict[str, Tensor | int | float]:
         if crowd <= 1 or cells >= _MOST_CELLS:
             break
         cells *= 2
-    before = torch.nn.functional.pad((torch.cumsum(inside, 0) - inside).to(torch.uint8), (0, 3))
-    return {"before": before, "cells": cells, "crowd": crowd, "cells_per_unit": per_unit}
+    before = torch.cumsum(inside, 0) - inside
+    cell = torch.stack([before.to(torch.int32).view(torch.float32), following[before]], dim=1)
+    return {"cell": cell, "cells": cells, "crowd": crowd, "cells_per_unit": per_unit}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from thinwire.kernels import check
 from thinwire.kernels.levels import Levels
-from thinwire.kernels.native import for_tensors, threads
+from thinwire.kernels.native import address, for_tensors, threads
 from thinwire.kernels.reference import quantize as reference
 from thinwire.kernels.reference.random import COUNTERS
 
@@ -38,7 +38,7 @@ def quantize_uniform(
         )
     native.quantize_uniform(
         x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, bits, radius.data_ptr(), radius.numel(),
-        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), threads(),
+        address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), address(lost), threads(),
     )  # fmt: skip
 
 
@@ -58,9 +58,9 @@ def quantize_levels(
         )
     native.quantize_levels(
         x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, levels.table.data_ptr(),
-        levels.inverse_gap.data_ptr(), levels.next.data_ptr(), levels.before.data_ptr(), levels.cells, levels.crowd,
+        levels.next.data_ptr(), levels.interval.data_ptr(), levels.cell.data_ptr(), levels.cells, levels.crowd,
         levels.cells_per_unit, scale.data_ptr(), scale.numel(),
-        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), threads(),
+        address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), address(lost), threads(),
     )  # fmt: skip
 
 
@@ -143,6 +143,3 @@ def _native_for(x: Tensor, ranges: Tensor, packed: Tensor, lost: Tensor | None):
         return for_tensors(x, ranges, packed, lost)
     return None
 
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
