@@ -19,7 +19,9 @@ def flat(name: str, tensor: Tensor, *, dtypes: tuple[torch.dtype, ...], like: Te
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name} has dtype {tensor.dtype}, accepted: {', '.join(map(str, dtypes))}")
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be 1-d and contiguous, got shape {tuple(tensor.shape)}, stride {tensor.stride()}")
+        raise ValueError(
+            f"{name} must be 1-d and contiguous, got shape {tuple(tensor.shape)}, stride {tensor.stride()}"
+        )
     if like is not None and tensor.device != like.device:
         raise ValueError(f"{name} is on {tensor.device}, expected {like.device}")
     if numel is not None and tensor.numel() != numel:
