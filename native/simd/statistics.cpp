@@ -11,54 +11,54 @@ typedef float f32x4 __attribute__((vector_size(16)));
 typedef std::int32_t i32x4 __attribute__((vector_size(16)));
 typedef double f64x4 __attribute__((vector_size(32)));
 
-// Magnitudes are compared as integers: their order is that of the floats, with Inf and then the NaNs at the top.
-struct Partial {
-    f64x4 magnitude[sums / 4] = {}, square[sums / 4] = {};
-    i32x4 peak[sums / 4] = {};
+inline f64x4 widen(f32x4 x) {
+#if defined(__AVX2__)
+    return (f64x4)_mm256_cvtps_pd((__m128)x);
+#else
+    return f64x4{x[0], x[1], x[2], x[3]};
+#endif
+}
 
-    template <bool Magnitude, bool Peak, bool Square>
+inline i32x4 larger(i32x4 a, i32x4 b) { return a > b ? a : b; }
+
+// Four of the sixteen sums. Named members below, not an array: arrays would go through memory.
+template <bool Magnitude, bool Peak, bool Square>
+struct Quarter {
+    f64x4 magnitude{}, square{};
+    i32x4 peak{};  // magnitudes compare as integers as they do as floats, with Inf and then the NaNs at the top
+
     void add(const float* x) {
-        for (int k = 0; k < sums / 4; ++k) {
-            const i32x4 bits = load<i32x4>(x + 4 * k) & 0x7FFFFFFF;
-            const f64x4 wide = __builtin_convertvector((f32x4)bits, f64x4);
-            if (Magnitude) magnitude[k] += wide;
-            if (Square) square[k] += wide * wide;
-            if (Peak) peak[k] = larger(bits, peak[k]);
-        }
+        const i32x4 bits = load<i32x4>(x) & 0x7FFFFFFF;
+        const f64x4 wide = widen((f32x4)bits);
+        if (Magnitude) magnitude += wide;
+        if (Square) square += wide * wide;
+        if (Peak) peak = larger(peak, bits);
     }
-
-    template <bool Magnitude, bool Peak, bool Square>
-    Statistics total() const {
-        Statistics all;
-        if (Magnitude) all.magnitude = sum(magnitude);
-        if (Square) all.square = sum(square);
-        if (Peak) {
-            const i32x4 top = larger(larger(peak[0], peak[1]), larger(peak[2], peak[3]));
-            const std::int32_t a = top[0] > top[1] ? top[0] : top[1], b = top[2] > top[3] ? top[2] : top[3];
-            all.peak = __builtin_bit_cast(float, a > b ? a : b);
-        }
-        return all;
-    }
-
-  private:
-    static i32x4 larger(i32x4 a, i32x4 b) { return a > b ? a : b; }
-    static double sum(const f64x4* of) {
-        const f64x4 all = (of[0] + of[1]) + (of[2] + of[3]);
-        return (all[0] + all[1]) + (all[2] + all[3]);
+    void add(const Quarter& other) {
+        magnitude += other.magnitude;
+        square += other.square;
+        peak = larger(peak, other.peak);
     }
 };
 
 template <bool Magnitude, bool Peak, bool Square>
 Statistics of_run(const float* x, index n) {
-    Partial partial;
+    Quarter<Magnitude, Peak, Square> a, b, c, d;
+    const auto add = [&](const float* from) {
+        a.add(from), b.add(from + 4), c.add(from + 8), d.add(from + 12);
+    };
     index i = 0;
-    for (; i + sums <= n; i += sums) partial.add<Magnitude, Peak, Square>(x + i);
+    for (; i + sums <= n; i += sums) add(x + i);
     if (i < n) {
         float rest[sums] = {};  // zeros change nothing
         __builtin_memcpy(rest, x + i, 4 * (n - i));
-        partial.add<Magnitude, Peak, Square>(rest);
+        add(rest);
     }
-    return partial.total<Magnitude, Peak, Square>();
+    a.add(b), c.add(d), a.add(c);
+    const i32x4 high = larger(a.peak, __builtin_shufflevector(a.peak, a.peak, 2, 3, 2, 3));
+    return {(a.magnitude[0] + a.magnitude[1]) + (a.magnitude[2] + a.magnitude[3]),
+            (a.square[0] + a.square[1]) + (a.square[2] + a.square[3]),
+            __builtin_bit_cast(float, high[0] > high[1] ? high[0] : high[1])};
 }
 
 Statistics of(const float* x, index n, Wanted wanted) {

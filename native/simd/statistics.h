@@ -6,9 +6,9 @@
 namespace thinwire {
 
 struct Statistics {
-    double magnitude = 0;  // sum of |x|
-    double square = 0;     // sum of x^2
-    float peak = 0;        // largest |x|; NaN if there is a NaN
+    double magnitude;  // sum of |x|
+    double square;     // sum of x^2
+    float peak;        // largest |x|; NaN if there is a NaN
 };
 
 // Which of them are wanted.

@@ -3,6 +3,13 @@
 from thinwire.kernels.cast import cast_add, scale_cast
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
+from thinwire.kernels.integers import (
+    add_packed,
+    add_packed_saturating,
+    pack_ints,
+    packed_int_bytes,
+    unpack_ints,
+)
 from thinwire.kernels.levels import Levels
 from thinwire.kernels.quantize import (
     dequantize_levels,
@@ -18,6 +25,8 @@ from thinwire.kernels.statistics import all_finite, block_absmax, block_statisti
 
 __all__ = [
     "Levels",
+    "add_packed",
+    "add_packed_saturating",
     "all_finite",
     "block_absmax",
     "block_statistics",
@@ -31,7 +40,9 @@ __all__ = [
     "gather",
     "hadamard_",
     "index_bytes",
+    "pack_ints",
     "packed_bytes",
+    "packed_int_bytes",
     "put_",
     "quantize_levels",
     "quantize_uniform",
@@ -39,4 +50,5 @@ __all__ = [
     "scatter_add",
     "take_",
     "top_k",
+    "unpack_ints",
 ]

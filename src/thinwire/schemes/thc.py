@@ -59,6 +59,10 @@ class THC(Scheme):
             raise ValueError(f"thc: rotate must be 6..30 stages, got {self.rotate!r}")
 
     @property
+    def rank_order(self) -> bool:  # type: ignore[override]
+        return not self.saturate
+
+    @property
     def _menu(self) -> tuple[int, ...]:
         return tuple(range(2 if self.saturate else 1, 9))
 

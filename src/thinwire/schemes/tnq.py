@@ -84,6 +84,10 @@ class TNQ(Codec):
         return self.block or 8
 
     @property
+    def rank_order(self) -> bool:  # type: ignore[override]
+        return self.budget is None
+
+    @property
     def knob(self) -> Knob:
         if self.budget is None:
             return Knob("bits", (1, 2, 3, 4, 5, 6, 7, 8), self.bits)
