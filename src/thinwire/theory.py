@@ -37,9 +37,7 @@ def intervals(bits: int) -> int:
 # Laplace: p(g) = exp(-|g|/c) / (2c), c = E|g|.
 
 
-def laplace_threshold(
-    bits: int, *, scale: float = 1.0, constant: Constant = "worst", workers: int = 1
-) -> float:
+def laplace_threshold(bits: int, *, scale: float = 1.0, constant: Constant = "worst", workers: int = 1) -> float:
     """a = 3 c ln(1 + s/k): the truncation that makes the error bound least.
 
     `workers` > 1 is for workers that clip the same coordinates: averaging then thins out the rounding noise but not the
@@ -218,9 +216,7 @@ def power_law_unit_levels(exponent: float, tail: float, bits: int, shape: Shape,
     s = intervals(bits)
     law = PowerLaw(exponent, 1.0, tail)
     a = np.asarray(ratio)
-    index = np.arange(
-        1, s + 1, 2
-    )  # of the positive levels, s = 2^bits - 1 being the outermost; the others mirror them
+    index = np.arange(1, s + 1, 2)  # of the positive levels, s = 2^bits - 1 being the outermost; the others mirror them
     if shape == "uniform" or bits == 1:
         positive = index / s
     elif shape == "nonuniform":
@@ -314,9 +310,7 @@ def saturated_cosine(bits: int, workers: int) -> float:
 # Bits for a budget.
 
 
-def allocate(
-    budget: float, scales: Sequence[float], numels: Sequence[int], *, most: int = 8
-) -> tuple[int, ...]:
+def allocate(budget: float, scales: Sequence[float], numels: Sequence[int], *, most: int = 8) -> tuple[int, ...]:
     """How many bits (1..most) each tensor gets, so that the summed bound is least at `budget` bits per coordinate.
 
     Water-filling: all begin with 1 bit, and the next bit goes where it takes most off the bound per bit spent. The bound

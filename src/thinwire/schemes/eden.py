@@ -31,9 +31,7 @@ class EDEN(Codec):
     rotate: int = 10  # butterfly stages: blocks of 2^rotate entries; lower => faster, more scales on the wire
 
     unbiased: ClassVar[bool] = True
-    summary: ClassVar[str] = (
-        "rotation and the best levels for a Gaussian; the least error at 1 bit without memory"
-    )
+    summary: ClassVar[str] = "rotation and the best levels for a Gaussian; the least error at 1 bit without memory"
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 5):
@@ -87,9 +85,7 @@ class EDEN(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"eden: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"eden: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         blocks = rotation(layout, self.rotate)
         key, scale, codes = self._fields(data, blocks)
         said = torch.empty(blocks.numel, dtype=out.dtype, device=out.device)

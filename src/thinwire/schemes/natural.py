@@ -56,9 +56,7 @@ class Natural(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"natural: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"natural: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         scale, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
 
@@ -72,7 +70,5 @@ class Natural(Codec):
 def _table(bits: int) -> kernels.Levels:
     """-1, -1/2, ..., 0, ..., 1/2, 1, and one level a hair above 1 that makes it 2^bits."""
     powers = 2.0 ** -torch.arange((1 << (bits - 1)) - 1, dtype=torch.float64)
-    table = torch.cat(
-        [-powers, torch.zeros(1, dtype=torch.float64), powers.flip(0), torch.tensor([1.0 + 2.0**-23])]
-    )
+    table = torch.cat([-powers, torch.zeros(1, dtype=torch.float64), powers.flip(0), torch.tensor([1.0 + 2.0**-23])])
     return kernels.Levels(table.to(torch.float32))

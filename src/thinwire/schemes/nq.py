@@ -52,9 +52,7 @@ class NQ(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"nq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"nq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, reach, codes = self._fields(data, layout)
 
         def table(shape: tuple[float, ...]) -> kernels.Levels:

@@ -40,9 +40,7 @@ class SignSGD(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"signsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"signsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         scale, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, 0, 1, scale, weight, out=out)
 

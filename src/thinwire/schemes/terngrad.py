@@ -30,9 +30,7 @@ class TernGrad(Codec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"):
-            raise ValueError(
-                f"terngrad: clip must be 0 (off) or a positive number of deviations, got {self.clip!r}"
-            )
+            raise ValueError(f"terngrad: clip must be 0 (off) or a positive number of deviations, got {self.clip!r}")
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -57,9 +55,7 @@ class TernGrad(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"terngrad: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"terngrad: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 

@@ -42,7 +42,9 @@ class THC(Scheme):
     """
 
     bits: int = 4  # of one worker's integers; lower => fewer bytes, more error
-    rotate: int = 10  # butterfly stages: blocks of 2^rotate entries; 30 => the full rotation; lower => faster, more scales
+    rotate: int = (
+        10  # butterfly stages: blocks of 2^rotate entries; 30 => the full rotation; lower => faster, more scales
+    )
     saturate: bool = False  # True => the sum stays as narrow as its parts: fewer bytes, more error
 
     unbiased: ClassVar[bool] = False
@@ -52,9 +54,7 @@ class THC(Scheme):
         if not isinstance(self.saturate, bool):
             raise ValueError(f"thc: saturate must be True or False, got {self.saturate!r}")
         if self.bits not in self._menu:
-            raise ValueError(
-                f"thc: bits must be {self._menu[0]}..8 with saturate={self.saturate}, got {self.bits!r}"
-            )
+            raise ValueError(f"thc: bits must be {self._menu[0]}..8 with saturate={self.saturate}, got {self.bits!r}")
         if self.rotate not in range(6, 31):
             raise ValueError(f"thc: rotate must be 6..30 stages, got {self.rotate!r}")
 
@@ -63,12 +63,8 @@ class THC(Scheme):
         return not self.saturate
 
     @property
-    def _menu(self) -> tuple[int, ...]:
-        return tuple(range(2 if self.saturate else 1, 9))
-
-    @property
     def knob(self) -> Knob:
-        return Knob("bits", self._menu, self.bits)
+        return Knob("bits", (2, 3, 4, 5, 6, 7, 8), self.bits)
 
     def width(self, workers: int, bits: int | None = None) -> int:
         """The bits per entry on the wire: ceil(log2(n (2^bits - 1) + 1)), or just `bits` where sums saturate."""
@@ -82,9 +78,7 @@ class THC(Scheme):
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         """This worker's part of the last round's r; 0 before the first."""
-        return (
-            {"agreement": torch.zeros((), dtype=torch.float32, device=like.device)} if self.saturate else {}
-        )
+        return {"agreement": torch.zeros((), dtype=torch.float32, device=like.device)} if self.saturate else {}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         bits, workers, device = int(level), bucket.workers, bucket.flat.device
@@ -105,7 +99,7 @@ class THC(Scheme):
         blocks.rotate_(y, keys)
         codes = self._round(bucket, blocks, y, step, bits)
         if bucket.lost is not None:
-            self._unround(codes, blocks, step, out=y)
+            kernels.dequantize_levels(codes, blocks.starts, blocks.block, _bytes(self.saturate), step, 1.0, out=y)
             blocks.rotate_(y, keys, inverse=True)
             bucket.lost.copy_(bucket.flat)
             blocks.collect_add(y, bucket.lost, -1.0)
@@ -128,9 +122,7 @@ class THC(Scheme):
         blocks.collect_add(y, bucket.flat, 1.0)
         return bucket.flat
 
-    def _step_by_norm(
-        self, blocks: Rotation, energy: Tensor, bits: int
-    ) -> Generator[Request, Tensor, Tensor]:
+    def _step_by_norm(self, blocks: Rotation, energy: Tensor, bits: int) -> Generator[Request, Tensor, Tensor]:
         norms = yield Max(energy.sqrt_())
         # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
         reach = torch.minimum(norms * REACH / blocks.lengths.to(norms.device).sqrt(), norms)
@@ -151,9 +143,7 @@ class THC(Scheme):
         kappa = theory.saturation_kappa(bits, workers)
         return energy, deviation * coherence[blocks.block_owners.to(energy.device)] * (kappa / _largest(bits))
 
-    def _remember(
-        self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, mean: Tensor
-    ) -> None:
+    def _remember(self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, mean: Tensor) -> None:
         """Keep <x, mean>/(|mean| sqrt(E)), tensor by tensor: over all workers that sums to about |sum of x|/sqrt(E).
 
         It is measured along the true gradients, so a range that was far too small or too large is mended in one round.
@@ -169,38 +159,21 @@ class THC(Scheme):
     def _round(self, bucket: Bucket, blocks: Rotation, y: Tensor, step: Tensor, bits: int) -> Tensor:
         """uint8: y in steps, rounded at random and clipped. Code 128 is 0 where sums saturate, else half a step."""
         codes = bucket.scratch.take("thc-codes", blocks.numel, torch.uint8, y.device)
-        keys = bucket.keys()[blocks.owners]
+        kernels.quantize_levels(
+            y, blocks.starts, blocks.block, _bytes(self.saturate), step,
+            keys=bucket.keys()[blocks.owners], counters=blocks.counters, out=codes,
+        )  # fmt: skip
         if self.saturate:
-            kernels.quantize_levels(
-                y,
-                blocks.starts,
-                blocks.block,
-                _integers(),
-                step,
-                keys=keys,
-                counters=blocks.counters,
-                out=codes,
-            )
             return codes.clamp_(128 - _largest(bits), 128 + _largest(bits))
-        kernels.quantize_uniform(
-            y, blocks.starts, blocks.block, 8, step * 127.5, keys=keys, counters=blocks.counters, out=codes
-        )
         return codes.clamp_(128 - (1 << bits) // 2, 127 + (1 << bits) // 2)
 
-    def _unround(self, codes: Tensor, blocks: Rotation, step: Tensor, out: Tensor) -> None:
-        """What this worker's codes say."""
-        if self.saturate:
-            kernels.dequantize_levels(codes, blocks.starts, blocks.block, _integers(), step, 1.0, out=out)
-        else:
-            kernels.dequantize_uniform(codes, blocks.starts, blocks.block, 8, step * 127.5, 1.0, out=out)
+
+@cache
+def _bytes(whole: bool) -> kernels.Levels:
+    """What the codes 0..255 stand for, in steps. Codes are bytes, so that they can be clipped and added as integers."""
+    return kernels.Levels(torch.arange(-128.0, 128.0) + (0.0 if whole else 0.5))
 
 
 def _largest(bits: int) -> int:
     """The largest integer of a sum that saturates."""
     return (1 << (bits - 1)) - 1
-
-
-@cache
-def _integers() -> kernels.Levels:
-    """What a byte holds, as levels: codes are bytes, so that they can be clipped and added as integers."""
-    return kernels.Levels(torch.arange(-128.0, 128.0))

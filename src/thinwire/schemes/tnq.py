@@ -43,9 +43,7 @@ class TNQ(Codec):
         "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
     )
     model: str = "laplace"  # "powerlaw" for heavier tails
-    constant: str = (
-        "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
-    )
+    constant: str = "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
     levels: str = "nonuniform"  # of the power law: also "uniform", "biscaled"
     budget: float | None = None  # bits per coordinate on average, instead of `bits`
 
@@ -65,13 +63,9 @@ class TNQ(Codec):
         if self.levels not in theory.SHAPES:
             raise ValueError(f"tnq: levels must be one of {', '.join(theory.SHAPES)}, got {self.levels!r}")
         if self.model == "laplace" and self.levels != "nonuniform":
-            raise ValueError(
-                f"tnq: levels={self.levels!r} needs model='powerlaw'; uniform levels for Laplace are tq"
-            )
+            raise ValueError(f"tnq: levels={self.levels!r} needs model='powerlaw'; uniform levels for Laplace are tq")
         if self.model == "powerlaw" and self.group != "tensor":
-            raise ValueError(
-                f"tnq: model='powerlaw' fits whole tensors: group must be 'tensor', got {self.group!r}"
-            )
+            raise ValueError(f"tnq: model='powerlaw' fits whole tensors: group must be 'tensor', got {self.group!r}")
         if self.budget is not None and not 1 <= self.budget <= 8:
             raise ValueError(f"tnq: budget must be 1..8 bits per coordinate, got {self.budget!r}")
 
@@ -125,9 +119,7 @@ class TNQ(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         bits, expected = int(level), self.nbytes(layout, level)
         if data.numel() != expected:
-            raise ValueError(
-                f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, shapes, codes = self._fields(data, layout)
         if self.block:
             ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
@@ -160,14 +152,10 @@ class TNQ(Codec):
         is where one entry holds everything. One bit has no inner levels that a wide range could leave in place.
         """
         ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
-        reach = (
-            largest.double() / c.double()
-        )  # NaN where the tensor is all zero or not finite: compares false
+        reach = largest.double() / c.double()  # NaN where the tensor is all zero or not finite: compares false
         numel = torch.diff(layout.starts).to(reach.device)
         charged = theory.laplace_bound(bits) + (reach - ratio) ** 2 / numel
-        whole = (
-            theory.laplace_range_bound(bits, reach) < charged if bits > 1 else torch.zeros_like(reach).bool()
-        )
+        whole = theory.laplace_range_bound(bits, reach) < charged if bits > 1 else torch.zeros_like(reach).bool()
         whole |= reach < ratio
         shapes.zero_()
         shapes[:, 0] = torch.where(whole, _tables.coarse(reach), ratio)
