@@ -1,7 +1,7 @@
 """What the quantisers are built on, to call by hand: thresholds, levels, predicted errors, the split of a bit budget.
 
-Pure mathematics on plain numbers; nothing here sees a gradient except `PowerLaw.fit`. Errors are mean squared errors per
-coordinate of one worker's message; independent messages of n workers leave 1/n of it in their mean.
+Pure mathematics on plain numbers; nothing here sees a gradient except `PowerLaw.fit`. Errors are mean squared errors
+per coordinate of one worker's message; independent messages of n workers leave 1/n of it in their mean.
 """
 
 from __future__ import annotations
@@ -313,9 +313,9 @@ def saturated_cosine(bits: int, workers: int) -> float:
 def allocate(budget: float, scales: Sequence[float], numels: Sequence[int], *, most: int = 8) -> tuple[int, ...]:
     """How many bits (1..most) each tensor gets, so that the summed bound is least at `budget` bits per coordinate.
 
-    Water-filling: all begin with 1 bit, and the next bit goes where it takes most off the bound per bit spent. The bound
-    is convex in the bits, so no other split within the same spending does better. A bit that does not fit
-    any more is offered to the next tensor; the average never exceeds the budget. Scales that are not finite count as 0.
+    Water-filling: all begin with 1 bit, and the next bit goes where it takes most off the bound per bit spent. The
+    bound is convex in the bits, so no other split of the same spending does better. A bit that does not fit any more is
+    offered to the next tensor; the average never exceeds the budget. Scales that are not finite count as 0.
     """
     if not 1 <= budget <= most:
         raise ValueError(f"a budget is 1..{most} bits per coordinate, got {budget!r}")

@@ -1,4 +1,4 @@
-"""EDEN: rotate at random, round to the best levels for a Gaussian, scale so that the mean is right (Vargaftik et al., 2022)."""
+"""EDEN: rotate at random, round to the best levels for a Gaussian, scale to be unbiased (Vargaftik et al., 2022)."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Natural(Codec):
     """Each entry becomes 0 or +-2^e, one of the two powers of two around it, unbiased; the variance is x^2/8 at most.
 
     Exponents count down from the tensor's largest entry: 2^(bits-1) - 1 of them, then 0.
-    Differs from the paper: a code has 7 bits instead of 9, because exponents are relative to the tensor's largest entry (63
-    of them reach 18 decades down; the bound holds above that). Fewer bits are the paper's natural dithering.
+    Differs from the paper: a code has 7 bits instead of 9, because exponents are relative to the tensor's largest entry
+    (63 of them reach 18 decades down; the bound holds above that). Fewer bits are the paper's natural dithering.
     """
 
     bits: int = 7  # lower => fewer bytes, fewer powers of two: more error on small entries

@@ -1,4 +1,4 @@
-"""NQ: the non-uniform levels of TNQ over the whole range, not truncated. The ablation that shows what truncation is worth."""
+"""NQ: the non-uniform levels of TNQ over the whole range: the ablation that shows what truncation is worth."""
 
 from __future__ import annotations
 

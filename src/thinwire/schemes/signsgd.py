@@ -1,4 +1,7 @@
-"""signSGD: the sign of every entry and one norm per tensor, with error memory (Bernstein et al., 2018; Karimireddy et al., 2019)."""
+"""signSGD: the sign of every entry and one norm per tensor, with error memory.
+
+Bernstein et al., 2018; the scale and the memory: Karimireddy et al., 2019.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from thinwire.scheme import Codec
 class SignSGD(Codec):
     """x becomes sign(x) |x|_1 / numel, tensor by tensor: 1 bit per entry.
 
-    The sign of 0 is taken as +. Differs from the first paper, whose workers vote and whose server knows no scale: this is
-    the scaled sign with error feedback of the second, which converges where the vote need not.
+    The sign of 0 is taken as +. Differs from the first paper, whose workers vote and whose server knows no scale: this
+    is the scaled sign with error feedback of the second, which converges where the vote need not.
     """
 
     unbiased: ClassVar[bool] = False

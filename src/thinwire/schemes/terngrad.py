@@ -19,8 +19,8 @@ class TernGrad(Codec):
     """x becomes m sign(x) with probability |x|/m, else 0, where m is the largest magnitude in the tensor.
 
     `clip` cuts entries at so many standard deviations first (the paper trains with 2.5): a far smaller m, and a bias.
-    Differs from the paper: off unless asked for, because with it the mean is not unbiased any more and gets error memory;
-    and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
+    Differs from the paper: off unless asked for, because with it the mean is not unbiased any more and gets error
+    memory; and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
     """
 
     clip: float = 0.0  # lower => less noise, more bias; 0 => no clipping

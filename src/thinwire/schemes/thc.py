@@ -30,14 +30,14 @@ class THC(Scheme):
     3. t = REACH M/sqrt(d), step = 2t/(2^bits - 1): clip y to +-t, round at random to integers.
     4. Sum the integers; mean = step * sum / n, rotated back.
 
-    A sum of n workers needs more bits than one worker's integers: `width`. With `saturate` it gets no more, and the running
-    sum is clipped at every addition; 1. and 3. become
+    A sum of n workers needs more bits than one worker's integers: `width`. With `saturate` it gets no more, and the
+    running sum is clipped at every addition; 1. and 3. become
     1. E = sum over workers of |x|^2, block by block, and r = |sum of x|/sqrt(E) in the last round, tensor by tensor.
     3. step = kappa r sqrt(E/d)/(2^(bits-1) - 1): the range is kappa deviations of the sum (`theory.saturation_kappa`).
 
-    Ours: r is remembered instead of a norm, because E is known afresh in every round; and it is measured by how far the
-    workers' gradients agree with the mean that came out, since the norm of a saturated sum says little about the true one.
-    With `saturate`, error memory knows what a worker's own clipping lost, but not what the running sum's did.
+    Ours: r is remembered instead of a norm, because E is known afresh in every round; and it is measured by how far
+    the workers' gradients agree with the mean that came out, since the norm of a saturated sum says little about the
+    true one. With `saturate`, error memory knows what a worker's own clipping lost, but not what the running sum's did.
     A gradient whose squared norm float32 cannot hold counts as not finite.
     """
 
@@ -53,8 +53,8 @@ class THC(Scheme):
     def __post_init__(self) -> None:
         if not isinstance(self.saturate, bool):
             raise ValueError(f"thc: saturate must be True or False, got {self.saturate!r}")
-        if self.bits not in self._menu:
-            raise ValueError(f"thc: bits must be {self._menu[0]}..8 with saturate={self.saturate}, got {self.bits!r}")
+        if self.bits not in range(2, 9):  # one bit over the whole range would be mostly noise
+            raise ValueError(f"thc: bits must be 2..8, got {self.bits!r}")
         if self.rotate not in range(6, 31):
             raise ValueError(f"thc: rotate must be 6..30 stages, got {self.rotate!r}")
 
@@ -104,8 +104,8 @@ class THC(Scheme):
             bucket.lost.copy_(bucket.flat)
             blocks.collect_add(y, bucket.lost, -1.0)
 
-        # Without saturation, codes lie half a step off the integers. Workers take turns in rounding that up and down, so
-        # that a sum has no drift, and fits into the width that n (2^bits - 1) + 1 different sums need.
+        # Without saturation, codes lie half a step off the integers. Workers take turns in rounding that up and down,
+        # so that a sum has no drift, and fits into the width that n (2^bits - 1) + 1 different sums need.
         origin = 128 if self.saturate or bucket.worker % 2 == 0 else 127
         integers = bucket.scratch.take("thc-integers", blocks.numel, torch.int32, device)
         integers.copy_(codes).sub_(origin)

@@ -1,4 +1,4 @@
-"""TNQ: truncate, then round to non-uniform levels, both chosen from the gradient's distribution (two-stage quantisation)."""
+"""TNQ, two-stage quantisation: truncate, then round to non-uniform levels, both fitted to the gradient."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TNQ(Codec):
     `model="powerlaw"` fits a power-law tail instead, and takes the threshold with the least predicted error.
     `budget` replaces `bits`: an average per coordinate, shared out over a bucket's tensors by the bound.
 
-    Ours, not the paper's: a range never exceeds a tensor's largest entry, so constant tensors are exact; a tensor is not
-    truncated where its largest entry alone would lose more than the bound gains (all mass in one entry); inside the knee of
-    a power law the density is even; and the closed forms are derived from the published bound.
+    Ours, not the paper's: a range never exceeds a tensor's largest entry, so constant tensors are exact from 2 bits on;
+    a tensor is not truncated where its largest entry alone would lose more than the bound gains (all mass in one entry);
+    inside the knee of a power law the density is even; and the closed forms are derived from the published bound.
     """
 
     bits: int = 4  # lower => fewer bytes, more error
@@ -148,8 +148,8 @@ class TNQ(Codec):
     ) -> None:
         """Choose between truncation and the whole range; write each tensor's radius and the shape of its levels.
 
-        Truncation is charged what the largest entry alone loses by it: on a Laplace tensor next to nothing, but all there
-        is where one entry holds everything. One bit has no inner levels that a wide range could leave in place.
+        Truncation is charged what the largest entry alone loses by it: on a Laplace tensor next to nothing, but all
+        there is where one entry holds everything. One bit has no inner levels that a wide range could leave in place.
         """
         ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
         reach = largest.double() / c.double()  # NaN where the tensor is all zero or not finite: compares false
@@ -162,7 +162,7 @@ class TNQ(Codec):
         radius.copy_(torch.where(whole, largest, radius))
 
     def _fit_tails(self, bucket: Bucket, bits: int, largest: Tensor, radius: Tensor, shapes: Tensor) -> None:
-        """Give every tensor with a power-law tail its threshold and levels; leave the others to Laplace, and count them."""
+        """Give tensors with a power-law tail its threshold and levels; leave the others to Laplace, and count them."""
         fallbacks = 0
         for j, segment in enumerate(bucket.segments):
             values = bucket.flat[segment.start : segment.stop : -(-segment.numel // SAMPLE)]

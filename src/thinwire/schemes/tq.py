@@ -1,4 +1,4 @@
-"""TQ: truncate, then even levels. The ablation that shows what TNQ's non-uniform levels are worth."""
+"""TQ: truncate, then even levels: the ablation that shows what non-uniform levels are worth."""
 
 from __future__ import annotations
 
