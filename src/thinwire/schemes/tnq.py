@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -34,14 +35,12 @@ class TNQ(Codec):
     `budget` replaces `bits`: an average per coordinate, shared out over a bucket's tensors by the bound.
 
     Ours, not the paper's: a range never exceeds a tensor's largest entry, so constant tensors are exact from 2 bits on;
-    a tensor is not truncated where its largest entry alone would lose more than the bound gains (all mass in one entry);
+    a tensor is not truncated where its largest entry alone would lose more than the bound gains (one entry is all);
     inside the knee of a power law the density is even; and the closed forms are derived from the published bound.
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = (
-        "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
-    )
+    group: str | int = "tensor"  # what shares a scale; a number of entries: lower => less error, more scales
     model: str = "laplace"  # "powerlaw" for heavier tails
     constant: str = "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
     levels: str = "nonuniform"  # of the power law: also "uniform", "biscaled"
@@ -103,11 +102,10 @@ class TNQ(Codec):
         radius, shapes, codes = self._fields(out, layout)
         c, largest = torch.empty_like(radius), torch.empty_like(radius)
         kernels.block_statistics(bucket.flat, layout.starts, self.block, absmean=c, absmax=largest)
-        ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
-        torch.minimum(c * ratio, largest, out=radius)
+        torch.minimum(c * self._threshold(bits), largest, out=radius)
         if self.block:
             kernels.quantize_levels(
-                bucket.flat, layout.starts, self.block, _table(bits, ratio), radius,
+                bucket.flat, layout.starts, self.block, self._block_table(bits), radius,
                 keys=bucket.keys(), counters=layout.counters, out=codes, lost=bucket.lost,
             )  # fmt: skip
             return
@@ -122,9 +120,8 @@ class TNQ(Codec):
             raise ValueError(f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, shapes, codes = self._fields(data, layout)
         if self.block:
-            ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
             kernels.dequantize_levels_add(
-                codes, layout.starts, self.block, _table(bits, ratio), radius, weight, out=out
+                codes, layout.starts, self.block, self._block_table(bits), radius, weight, out=out
             )
         else:
             _tables.decode_add(codes, layout, bits, radius, shapes, self._table_for(bits), weight, out)
@@ -134,6 +131,16 @@ class TNQ(Codec):
         header = 4 * groups * (1 + self._shape_fields)
         numbers = data[:header].view(torch.float32)
         return numbers[:groups], numbers[groups:].view(groups, self._shape_fields), data[header:]
+
+    def _threshold(self, bits: int) -> float:
+        """The truncation threshold, in scales."""
+        return theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
+
+    def _block_table(self, bits: int) -> kernels.Levels:
+        """One shape for all blocks. Their largest entry lies ln(block) + 0.58 scales out on average, by Laplace's law:
+        where truncation lies farther out than that, levels beyond would go unused.
+        """
+        return _table(bits, min(self._threshold(bits), math.log(self.block) + 0.58))
 
     def _table_for(self, bits: int) -> _tables.Table:
         def table(shape: tuple[float, ...]) -> kernels.Levels:
@@ -151,7 +158,7 @@ class TNQ(Codec):
         Truncation is charged what the largest entry alone loses by it: on a Laplace tensor next to nothing, but all
         there is where one entry holds everything. One bit has no inner levels that a wide range could leave in place.
         """
-        ratio = theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
+        ratio = self._threshold(bits)
         reach = largest.double() / c.double()  # NaN where the tensor is all zero or not finite: compares false
         numel = torch.diff(layout.starts).to(reach.device)
         charged = theory.laplace_bound(bits) + (reach - ratio) ** 2 / numel

@@ -23,9 +23,7 @@ class TQ(Codec):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = (
-        "tensor"  # entries that share a scale; a number: lower => follows the gradient closer, more scales
-    )
+    group: str | int = "tensor"  # what shares a scale; a number of entries: lower => less error, more scales
 
     unbiased: ClassVar[bool] = False
     summary: ClassVar[str] = "truncated uniform quantisation; TNQ with even levels"
