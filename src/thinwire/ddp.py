@@ -22,6 +22,7 @@ from thinwire.feedback import Feedback, wrap
 from thinwire.memory import Memory
 from thinwire.scheme import Scheme
 from thinwire.schemes import parse
+from thinwire.warmup import warm_up
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
 
@@ -36,6 +37,8 @@ def attach(
     controller: None = None,
     feedback: str | bool = "auto",
     exempt: Exempt = "auto",
+    warmup_steps: int = 0,
+    warmup_level: float | None = None,
     seed: int = 0,
 ) -> Wire:
     """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
@@ -45,6 +48,7 @@ def attach(
     feedback: "auto" (on for biased schemes), True or False.
     exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns of
         parameter names (empty: none), or a function of (name, parameter).
+    warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
     if not isinstance(model, DistributedDataParallel):
@@ -52,7 +56,8 @@ def attach(
     plug = _Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
-    wire = Wire(model, wrap(parse(scheme), feedback), exchange or AllReduce(), exempt, seed)
+    chosen = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+    wire = Wire(model, chosen, exchange or AllReduce(), exempt, seed)
     plug.wire = wire
     return wire
 
@@ -118,7 +123,7 @@ class Wire:
             "memory_bytes": float(self.memory.nbytes),
             "scratch_bytes": float(lane.scratch_bytes if lane else 0),
         }
-        return totals
+        return totals | self.scheme.report(self.memory)
 
     def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""

@@ -76,6 +76,10 @@ class Scheme(ABC):
         """
         return {}
 
+    def report(self, memory: Memory) -> dict[str, float]:
+        """Numbers of this scheme's own, for `stats()`."""
+        return {}
+
     @abstractmethod
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         """Ask the group what it must know; return the mean, flat. With `bucket.lost`, fill it on the way.
