@@ -118,3 +118,48 @@ class Codec(Scheme):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         return (yield Mean(self, bucket, level))
+
+
+@dataclass(frozen=True)
+class Wrapper(Scheme):
+    """A scheme around a scheme: it says of itself what the inner one says, and changes how the conversation goes."""
+
+    scheme: Scheme
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.scheme.unbiased
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.scheme.exact
+
+    @property
+    def any_float(self) -> bool:  # type: ignore[override]
+        return self.scheme.any_float
+
+    @property
+    def rank_order(self) -> bool:  # type: ignore[override]
+        return self.scheme.rank_order
+
+    @property
+    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
+        return self.scheme.shared_state
+
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    @property
+    def spec(self) -> str:
+        return self.scheme.spec
+
+    @property
+    def knob(self) -> Knob | None:
+        return self.scheme.knob
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        return self.scheme.init(name, like, seed)
+
+    def report(self, memory: Memory) -> dict[str, float]:
+        return self.scheme.report(memory)

@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest
 from thinwire.bucket import Layout
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
+from world import run_world
 
 
 def low_rank(rank, rows=60, cols=40, seed=0):
