@@ -1,1 +1,1 @@
-"""Decentralised training: mix weights with neighbours."""
+"""Gossip: averaging weights with neighbours on any graph."""

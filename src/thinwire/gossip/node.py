@@ -30,6 +30,7 @@ class Node:
         self.flat = torch.zeros(self.layout.numel, dtype=dtype)
         self.views = {s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.layout.segments}
         self.step = 0
+        self.equal = False  # all replicas are known to be equal, so that the next step has nothing to do
         self.scratch = Scratch()
         self.rounds: dict[int, int] = {}  # rounds of messages had with each neighbour
         self._edges: dict[int, Memory] = {}
@@ -53,11 +54,19 @@ class Node:
         for name, view in self.views.items():
             parameters[name].copy_(view)
 
+    def start_equal(self, parameters: Mapping[str, Tensor]) -> None:
+        """Hear that every replica has these weights now."""
+        self.load(parameters)
+        self.mixer.start_equal(self)
+        self.equal = True
+
     def mixing(self, weights: Mapping[int, float]) -> Mixing:
-        """One step's conversation; `weights` in the neighbours' order."""
-        for neighbour in weights:
-            self.edge(neighbour)
-        yield from self.mixer.mix(self, weights)
+        """One step's conversation; `weights` in the neighbours' order. None where replicas are equal."""
+        if not self.equal:
+            for neighbour in weights:
+                self.edge(neighbour)
+            yield from self.mixer.mix(self, weights)
+        self.equal = False
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,6 +75,7 @@ class Node:
             "mixer": self.mixer.spec,
             "step": self.step,
             "seed": self.seed,
+            "equal": self.equal,
             "rounds": dict(self.rounds),
             "own": self.own.state_dict(),
             "edges": {neighbour: memory.state_dict() for neighbour, memory in self._edges.items()},
@@ -78,7 +88,8 @@ class Node:
         self._edges.clear()
         for neighbour, saved in state["edges"].items():
             self.edge(neighbour).load_state_dict(saved)
-        self.step, self.seed, self.rounds = state["step"], state["seed"], dict(state["rounds"])
+        self.step, self.seed, self.equal = state["step"], state["seed"], state["equal"]
+        self.rounds = dict(state["rounds"])
 
 
 def parameters_of(replica: Replica) -> dict[str, Tensor]:

@@ -30,22 +30,15 @@ class VirtualGossip:
             Node(parameters, number=number, mixer=self.mixer, seed=seed)
             for number, parameters in enumerate(self._parameters)
         ]
-        self._skip_next = equal
-        self.step = 0
         self.bytes_sent = 0
         self.messages_sent = 0
         if equal:
             for node, parameters in zip(self.nodes, self._parameters, strict=True):
-                node.load(parameters)
-                self.mixer.start_equal(node)
+                node.start_equal(parameters)
 
     def mix(self) -> None:
         """Every replica moves towards its neighbours."""
-        graph = self.graph.at(self.step)
-        self.step += 1
-        if self._skip_next:
-            self._skip_next = False
-            return
+        graph = self.graph.at(self.nodes[0].step)
         for node, parameters in zip(self.nodes, self._parameters, strict=True):
             node.load(parameters)
         conversations = [node.mixing(graph.neighbours(node.number)) for node in self.nodes]
