@@ -1,16 +1,16 @@
-"""Gossip on real processes: the virtual run to the bit, bytes as counted, averaging, state, and mistakes by name."""
+"""Gossip on real processes: the virtual run to the bit, bytes, averaging, state, and mistakes by name."""
 
 import networkx as nx
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, mlp
 from torch import nn
-from world import run_world
 
+from models import batch, mlp
 from thinwire.gossip import graphs
 from thinwire.gossip.front import Gossip
 from thinwire.gossip.virtual import VirtualGossip
+from world import run_world
 
 STEPS = 6
 EXACT = ["dpsgd", "powergossip(iterations=2)", "powergossip(factor_rank=3)"]
@@ -82,8 +82,7 @@ def test_real_processes_equal_the_virtual_run_and_count_the_same_bytes(spec):
     per_neighbour = {
         "dpsgd": mixes * dense,
         "powergossip(iterations=2)": mixes * (vectors + rows + columns),
-        "powergossip(factor_rank=3)": mixes * vectors
-        + 3 * (3 * rows + 2 * columns),  # odd, even, odd, even, odd
+        "powergossip(factor_rank=3)": mixes * vectors + 3 * (3 * rows + 2 * columns),
     }[spec]
     for _, stats, _ in real:
         assert stats["bytes_sent"] == 2 * per_neighbour + stats["messages"]
@@ -92,13 +91,9 @@ def test_real_processes_equal_the_virtual_run_and_count_the_same_bytes(spec):
 
 def test_mixing_behind_backward_gives_the_same_bits():
     spec = "powergossip(iterations=2)"
-    assert all(
-        torch.equal(a[name], b[name])
-        for (a, *_), (b, *_) in zip(
-            run_world(real_run, 4, spec, True), run_world(real_run, 4, spec, False), strict=True
-        )
-        for name in a
-    )
+    models, _ = virtual_run(spec)
+    for (found, *_), model in zip(run_world(real_run, 4, spec, True), models, strict=True):
+        assert all(torch.equal(found[name], p) for name, p in model.named_parameters())
 
 
 def averaging():
@@ -186,25 +181,20 @@ def test_a_graph_that_is_a_function_of_the_step():
         assert all(torch.equal(found[name], p) for name, p in model.named_parameters())
 
 
-def mismatched(what):
-    rank = dist.get_rank()
-    arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0}
-    if rank == 1:
-        arguments |= {
-            "graph": {"graph": nx.star_graph(2)},
-            "mixer": {"mixer": "powergossip"},
-            "seed": {"seed": 1},
-            "model": {"model": nn.Linear(2, 2)},
-        }[what]
-    with pytest.raises(
-        ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"
-    ):
-        Gossip(**arguments)
+def mismatched():
+    wrong = {"graph": nx.star_graph(2), "mixer": "powergossip", "seed": 1, "model": nn.Linear(2, 2)}
+    for what, other in wrong.items():
+        arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0}
+        if dist.get_rank() == 1:
+            arguments[what] = other
+        with pytest.raises(
+            ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"
+        ):
+            Gossip(**arguments)
 
 
-@pytest.mark.parametrize("what", ["graph", "mixer", "seed", "model"])
-def test_ranks_that_were_given_different_things_are_named(what):
-    run_world(mismatched, 3, what)
+def test_ranks_that_were_given_different_things_are_named():
+    run_world(mismatched, 3)
 
 
 def misused():
@@ -245,7 +235,7 @@ def out_of_step():
     gossip.mix()
     gossip.mix()
     if dist.get_rank() == 0:
-        with pytest.raises(TimeoutError, match="rank 1 said nothing for 0.5 seconds"):
+        with pytest.raises(TimeoutError, match="rank 1 said nothing"):
             gossip.mix()
 
 

@@ -20,8 +20,8 @@ class LostRank(RuntimeError):
 class PointToPoint:
     """Messages between this process and single others; what breaks one connection leaves the others whole.
 
-    Every message ends with one bit per rank: those the sender knows to be lost. So news of a death travels with
-    the gossip, at no message of its own, and all hear of it within the graph's diameter in rounds.
+    Every message ends with one bit per rank: those the sender knows to be lost. So news of a death travels
+    with the gossip, at no message of its own, and all hear of it within the graph's diameter in rounds.
 
     A time-out is no death: gloo closes all of a group's connections when one receive times out, so it raises.
     """
@@ -49,7 +49,7 @@ class PointToPoint:
         return self._transfer(self._next_round(), messages, sizes)
 
     def _next_round(self) -> int:
-        """The tag of the next round: a rank that mixed once too often times out and never mixes the wrong step."""
+        """The tag of the next round: who mixes once too often times out and mixes no wrong step."""
         self._round = (self._round + 1) % 2**31
         return self._round
 
