@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.gossip import graphs
-from thinwire.gossip.front import Gossip
+from thinwire.gossip import Gossip, graphs
 
 
 def chorded_ring(nodes: int) -> graphs.Graph:

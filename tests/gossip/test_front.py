@@ -7,9 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from models import batch, mlp
-from thinwire.gossip import graphs
-from thinwire.gossip.front import Gossip
-from thinwire.gossip.virtual import VirtualGossip
+from thinwire.gossip import Gossip, VirtualGossip, graphs
 from world import run_world
 
 STEPS = 6

@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 
-from thinwire.gossip import graphs, mixers
-from thinwire.gossip.mixers.powergossip import PowerGossip
-from thinwire.gossip.virtual import VirtualGossip
+from thinwire.gossip import PowerGossip, VirtualGossip, graphs, mixers
 
 MIXERS = {
     "dpsgd": ["dpsgd"],
