@@ -93,9 +93,8 @@ def test_plain_processes_go_on_after_kill_9_and_the_loss_keeps_falling():
                 seen[rank] = json.loads(out)
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.communicate()
     check_they_went_on(seen, 3)
 
 

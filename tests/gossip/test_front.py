@@ -195,6 +195,17 @@ def test_ranks_that_were_given_different_things_are_named():
     run_world(mismatched, 3)
 
 
+def refused():
+    ours, theirs = graphs.ring(3), [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.1, 0.5, 0.4]]
+    first = dist.get_rank() == 0
+    with pytest.raises(ValueError, match="symmetric" if first else r"ranks \[0\] refused"):
+        Gossip(mlp(), theirs if first else ours)
+
+
+def test_a_rank_that_refuses_its_arguments_does_not_leave_the_others_waiting():
+    run_world(refused, 3)
+
+
 def misused():
     model = mlp()
     with pytest.raises(ValueError, match="does not fit 2 replicas"):
@@ -229,7 +240,7 @@ def test_gossip_needs_a_process_group():
 
 
 def out_of_step():
-    gossip = Gossip(mlp(), graphs.ring(2), "dpsgd", timeout_seconds=0.5)
+    gossip = Gossip(mlp(), graphs.ring(2), "dpsgd", timeout_seconds=5)
     gossip.mix()
     gossip.mix()
     if dist.get_rank() == 0:

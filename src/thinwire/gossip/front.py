@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.gossip import graphs, mixers
+from thinwire.gossip.agreement import agree
 from thinwire.gossip.mixer import Mixer
 from thinwire.gossip.node import Node, parameters_of
 from thinwire.gossip.transport import LostRank, PointToPoint
@@ -55,23 +55,10 @@ class Gossip:
         timeout_seconds: how long to wait for a neighbour that neither speaks nor dies before TimeoutError;
             longer than the slowest rank's step.
         """
-        if on_loss not in ("continue", "raise"):
-            raise ValueError(f"on_loss must be 'continue' or 'raise', got {on_loss!r}")
-        if not timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds!r}")
         if not dist.is_initialized():
             raise ValueError("Gossip needs torch.distributed: call init_process_group first")
-        self.mixer = mixers.parse(mixer)
-        self.graph = graphs.Schedule(graph, nodes=dist.get_world_size(group), mixer=self.mixer)
-        self.ledger = Ledger()
-        self._model, self._on_loss = model, on_loss
-        self._parameters = parameters_of(model)
-        self._node = Node(self._parameters, number=dist.get_rank(group), mixer=self.mixer, seed=seed)
-        self._lane = ThreadPoolExecutor(
-            1, "thinwire-gossip"
-        )  # starts its thread when first used, joins it at exit
-        self._mixing: Future[None] | None = None
-        self._versions: list[int] = []
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds!r}")
         # Its own group: gossip's messages meet nobody else's, and its time-out is its own.
         own = dist.new_group(
             dist.get_process_group_ranks(group or dist.group.WORLD),
@@ -79,17 +66,48 @@ class Gossip:
             timeout=timedelta(seconds=timeout_seconds),
             use_local_synchronization=group is not None,
         )
+        self.ledger = Ledger()
         self._wire: PointToPoint | None = PointToPoint(
             own, timeout_seconds=timeout_seconds, ledger=self.ledger
         )
+        # Its thread starts when first used, and is joined in close() or, at the latest, at exit.
+        self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
+        self._mixing: Future[None] | None = None
+        self._versions: list[int] = []
+        self._model, self._on_loss = model, on_loss
+        given, mistake = None, None
         try:
-            self._agree(own)
-        except ValueError:
+            given = self._take(graph, mixer, seed)
+        except ValueError as error:
+            mistake = error
+        try:
+            agree(given, group=own)
+        except ValueError as error:
             self.close()
-            raise
+            raise mistake or error from None
         for tensor in [*self._parameters.values(), *model.buffers()]:
             dist.broadcast(tensor.detach(), dist.get_global_rank(own, 0), group=own)
         self._node.start_equal(self._parameters)
+
+    def _take(
+        self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int
+    ) -> dict[str, bytes]:
+        """Make sense of the arguments; what must be the same on all ranks."""
+        if self._on_loss not in ("continue", "raise"):
+            raise ValueError(f"on_loss must be 'continue' or 'raise', got {self._on_loss!r}")
+        wire = self._connected()
+        self.mixer = mixers.parse(mixer)
+        self.graph = graphs.Schedule(graph, nodes=wire.ranks, mixer=self.mixer)
+        self._parameters = parameters_of(self._model)
+        self._node = Node(self._parameters, number=wire.rank, mixer=self.mixer, seed=seed)
+        steps = range(_STEPS_COMPARED if self.graph.varying else 1)
+        return {
+            "graph": b"".join(self.graph.at(step).digest for step in steps),
+            "mixer": self.mixer.spec.encode(),
+            "seed": str(seed).encode(),
+            "on_loss": self._on_loss.encode(),
+            "model": str([(s.name, s.shape) for s in self._node.layout.segments]).encode(),
+        }
 
     @property
     def step(self) -> int:
@@ -251,28 +269,6 @@ class Gossip:
         if self._wire is None:
             raise RuntimeError("this Gossip is closed")
         return self._wire
-
-    def _agree(self, group: dist.ProcessGroup) -> None:
-        """All ranks must have been given the same; if not, say which differ."""
-        steps = range(_STEPS_COMPARED if self.graph.varying else 1)
-        given = {
-            "graph": b"".join(self.graph.at(step).digest for step in steps),
-            "mixer": self.mixer.spec.encode(),
-            "seed": str(self._node.seed).encode(),
-            "on_loss": self._on_loss.encode(),
-            "model": str([(s.name, s.shape) for s in self._node.layout.segments]).encode(),
-        }
-        digests = [hashlib.blake2b(value, digest_size=16).digest() for value in given.values()]
-        mine = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(everyone, mine, group=group)
-        for number, what in enumerate(given):
-            camps: dict[bytes, list[int]] = {}
-            for rank, digest in enumerate(everyone):
-                camps.setdefault(bytes(digest[16 * number :][:16].tolist()), []).append(rank)
-            if len(camps) > 1:
-                against = " against ".join(f"ranks {ranks}" for ranks in camps.values())
-                raise ValueError(f"the {what} differs between ranks: {against}")
 
 
 class Averaged:
