@@ -120,12 +120,8 @@ def test_average_and_back_and_consensus():
     results = run_world(averaging, 3)
     count = sum(p.numel() for p in results[0][0].values())
     for rank, (_, mean, buffers, distance) in enumerate(results):
-        assert all(torch.equal(mean[name], results[0][1][name]) for name in mean), (
-            "the same bits on all ranks"
-        )
-        assert all(torch.allclose(mean[name], results[1][0][name]) for name in mean), (
-            "rank 1 is the mean of 0, 1, 2"
-        )
+        assert all(torch.equal(mean[name], results[0][1][name]) for name in mean), "the same bits on all ranks"
+        assert all(torch.allclose(mean[name], results[1][0][name]) for name in mean), "rank 1 is the mean of 0, 1, 2"
         assert buffers == (1.0, rank)
         assert distance == pytest.approx((2 / 3 * count) ** 0.5)
 
@@ -185,9 +181,7 @@ def mismatched():
         arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0}
         if dist.get_rank() == 1:
             arguments[what] = other
-        with pytest.raises(
-            ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"
-        ):
+        with pytest.raises(ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"):
             Gossip(**arguments)
 
 

@@ -52,9 +52,7 @@ def test_best_step_of_the_8_ring_and_that_it_is_best():
 
 def test_users_graphs_and_matrices():
     named = nx.Graph([("b", "a"), ("a", "c")])
-    assert graphs.of(named).neighbours(1) == {0: 1 / 3, 2: 1 / 3}, (
-        "numbers follow the graph's own order: b, a, c"
-    )
+    assert graphs.of(named).neighbours(1) == {0: 1 / 3, 2: 1 / 3}, "numbers follow the graph's own order: b, a, c"
     matrix = [[0.5, 0.5], [0.5, 0.5]]
     assert graphs.of(matrix).neighbours(0) == {1: 0.5}
 

@@ -1,6 +1,4 @@
-"""PowerGossip on virtual workers: any graph with the same settings, 256 nodes, and the paper's consensus."""
-
-import math
+"""PowerGossip on virtual workers: the same settings learn on any graph, and there may be many nodes."""
 
 import pytest
 import torch
@@ -8,9 +6,7 @@ import torch
 from thinwire.gossip import VirtualGossip, graphs
 
 
-@pytest.mark.parametrize(
-    "graph", [graphs.ring(16), graphs.torus(4, 4), graphs.social()], ids=lambda graph: graph.name
-)
+@pytest.mark.parametrize("graph", [graphs.ring(16), graphs.torus(4, 4), graphs.social()], ids=lambda graph: graph.name)
 def test_the_same_settings_learn_on_any_graph(graph):
     """Least squares whose solution no worker has alone: each sees 6 equations for 12 unknowns per column."""
     generator = torch.Generator().manual_seed(0)
@@ -36,24 +32,3 @@ def test_256_nodes():
     for _ in range(6):
         gossip.mix()
     assert gossip.consensus() < 0.2 * before
-
-
-@pytest.mark.parametrize(
-    ("mixer", "listed"),
-    [
-        ("powergossip(step=1.308)", {100: -0.51, 500: -1.86}),
-        ("powergossip(step=1.308, warm=False)", {100: -0.42, 500: -1.43}),
-        ("powergossip(step=1.0)", {100: -0.48, 500: -1.67}),
-    ],
-)
-def test_consensus_on_the_8_ring(mixer, listed):
-    """The first two of the four marks that the reproduction checks."""
-    generator = torch.Generator().manual_seed(1)
-    replicas = [{"x": torch.randn(100, 100, generator=generator, dtype=torch.float64)} for _ in range(8)]
-    gossip = VirtualGossip(replicas, graphs.ring(8), mixer)
-    mean, before = gossip.mean()["x"], gossip.consensus()
-    for step in range(1, 501):
-        gossip.mix()
-        if step in listed:
-            assert 2 * math.log10(gossip.consensus() / before) == pytest.approx(listed[step], abs=0.15)
-    assert float((gossip.mean()["x"] - mean).abs().max()) < 1e-12

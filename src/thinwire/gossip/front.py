@@ -67,9 +67,7 @@ class Gossip:
             use_local_synchronization=group is not None,
         )
         self.ledger = Ledger()
-        self._wire: PointToPoint | None = PointToPoint(
-            own, timeout_seconds=timeout_seconds, ledger=self.ledger
-        )
+        self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, ledger=self.ledger)
         # Its thread starts when first used, and is joined in close() or, at the latest, at exit.
         self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
         self._mixing: Future[None] | None = None
@@ -89,9 +87,7 @@ class Gossip:
             dist.broadcast(tensor.detach(), dist.get_global_rank(own, 0), group=own)
         self._node.start_equal(self._parameters)
 
-    def _take(
-        self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int
-    ) -> dict[str, bytes]:
+    def _take(self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int) -> dict[str, bytes]:
         """Make sense of the arguments; what must be the same on all ranks."""
         if self._on_loss not in ("continue", "raise"):
             raise ValueError(f"on_loss must be 'continue' or 'raise', got {self._on_loss!r}")
@@ -174,9 +170,7 @@ class Gossip:
             "wire_seconds": 0.0,  # waiting for neighbours
             "exposed_seconds": 0.0,  # training waiting in mix_end()
         }
-        return (
-            totals | self.ledger.totals() | {"steps": float(self.step), "ranks_lost": float(len(self.lost))}
-        )
+        return totals | self.ledger.totals() | {"steps": float(self.step), "ranks_lost": float(len(self.lost))}
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on, as tensors and plain types. Save it beside the rank's own model."""

@@ -88,9 +88,7 @@ class Graph:
         """
         weights = self.weights.copy()
         for node in lost:
-            weights[np.arange(self.nodes), np.arange(self.nodes)] += weights[:, node] * (
-                np.arange(self.nodes) != node
-            )
+            weights[np.arange(self.nodes), np.arange(self.nodes)] += weights[:, node] * (np.arange(self.nodes) != node)
             weights[node, :], weights[:, node] = 0.0, 0.0
             weights[node, node] = 1.0
         return Graph(weights, name=f"{self.name} without {sorted(lost)}", connected=False)
@@ -133,9 +131,7 @@ class Schedule:
     def __init__(self, graph: GraphLike | Varying, *, nodes: int, mixer: Mixer):
         self.varying = callable(graph)
         if self.varying and not mixer.varying:
-            raise ValueError(
-                f"{mixer.name} needs the same neighbours in every step; the graph given is a function"
-            )
+            raise ValueError(f"{mixer.name} needs the same neighbours in every step; the graph given is a function")
         self._graph_of = graph if callable(graph) else None
         self._fixed = None if callable(graph) else self._checked(of(graph), nodes)
         self.nodes = nodes
@@ -207,18 +203,14 @@ def social() -> Graph:
 
 def _metropolis(graph: nx.Graph) -> np.ndarray:
     if graph.is_directed() or graph.is_multigraph():
-        raise ValueError(
-            f"a gossip graph is undirected, with one edge per pair; got a {type(graph).__name__}"
-        )
+        raise ValueError(f"a gossip graph is undirected, with one edge per pair; got a {type(graph).__name__}")
     loops = list(nx.selfloop_edges(graph))
     if loops:
         raise ValueError(f"a node does not talk to itself; the graph has the loops {loops[:3]}")
     number = {node: i for i, node in enumerate(graph.nodes)}
     weights = np.zeros((len(number), len(number)))
     for a, b in graph.edges:
-        weights[number[a], number[b]] = weights[number[b], number[a]] = 1 / (
-            1 + max(graph.degree[a], graph.degree[b])
-        )
+        weights[number[a], number[b]] = weights[number[b], number[a]] = 1 / (1 + max(graph.degree[a], graph.degree[b]))
     np.fill_diagonal(weights, 1 - weights.sum(1))
     return weights
 

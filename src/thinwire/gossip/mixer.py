@@ -17,9 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from thinwire.gossip.node import Node
 
-Messages: TypeAlias = dict[
-    int, Tensor
-]  # neighbour -> uint8, 1-d; both ends of an edge send equally many bytes
+Messages: TypeAlias = dict[int, Tensor]  # neighbour -> uint8, 1-d; both ends of an edge send equally many bytes
 Mixing: TypeAlias = Generator[Messages, Messages, None]
 
 
@@ -76,9 +74,7 @@ def as_bytes(values: Tensor) -> Tensor:
 def as_values(payload: Tensor, like: Tensor) -> Tensor:
     """A neighbour's payload as numbers like those it was sent for."""
     if payload.numel() != like.numel() * like.element_size():
-        raise ValueError(
-            f"a neighbour sent {payload.numel()} bytes, expected {like.numel() * like.element_size()}"
-        )
+        raise ValueError(f"a neighbour sent {payload.numel()} bytes, expected {like.numel() * like.element_size()}")
     return payload.view(like.dtype)
 
 

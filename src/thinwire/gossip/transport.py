@@ -53,9 +53,7 @@ class PointToPoint:
         self._round = (self._round + 1) % 2**31
         return self._round
 
-    def _transfer(
-        self, tag: int, messages: Mapping[int, Tensor], sizes: Mapping[int, int]
-    ) -> dict[int, Tensor]:
+    def _transfer(self, tag: int, messages: Mapping[int, Tensor], sizes: Mapping[int, int]) -> dict[int, Tensor]:
         """Send every message, and hear `sizes[rank]` bytes from each of those ranks, all at once."""
         inbox = {rank: self._buffer(f"from {rank}", size) for rank, size in sizes.items()}
         outbox = {rank: self._with_news(rank, message) for rank, message in messages.items()}

@@ -48,9 +48,7 @@ class VirtualGossip:
             heard: list[dict[int, Tensor]] = [{} for _ in self.nodes]
             for sender, messages in enumerate(said):
                 for neighbour, payload in (messages or {}).items():
-                    heard[neighbour][sender] = (
-                        payload.clone()
-                    )  # as a wire would: the sender may reuse its memory
+                    heard[neighbour][sender] = payload.clone()  # as a wire would: the sender may reuse its memory
                     self.bytes_sent += payload.numel()
                     self.messages_sent += 1
             said = [_answer(c, answers) for c, answers in zip(conversations, heard, strict=True)]
@@ -59,10 +57,7 @@ class VirtualGossip:
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of all replicas' weights."""
-        return {
-            name: torch.stack([p[name].detach() for p in self._parameters]).mean(0)
-            for name in self._parameters[0]
-        }
+        return {name: torch.stack([p[name].detach() for p in self._parameters]).mean(0) for name in self._parameters[0]}
 
     def consensus(self) -> float:
         """The root mean square distance of the replicas to their mean."""

@@ -38,12 +38,8 @@ class Training:
         """Train one replica per node with `mixer`; None: all-reduce, where all workers share one model."""
         began = time.perf_counter()
         workers = self.graph.nodes
-        shards = [
-            self.dataset.train.shard(worker, workers, seed=seed, skew=self.skew) for worker in range(workers)
-        ]
-        feeds = [
-            shard.batches(self.batch, seed=seed * workers + worker) for worker, shard in enumerate(shards)
-        ]
+        shards = [self.dataset.train.shard(worker, workers, seed=seed, skew=self.skew) for worker in range(workers)]
+        feeds = [shard.batches(self.batch, seed=seed * workers + worker) for worker, shard in enumerate(shards)]
         judged, sent = self._all_reduce(feeds, seed) if mixer is None else self._gossip(feeds, mixer, seed)
         return Outcome(_accuracy(judged, self.dataset.test), sent, time.perf_counter() - began)
 

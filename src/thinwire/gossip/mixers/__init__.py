@@ -54,9 +54,7 @@ def parse(spec: str | Mixer) -> Mixer:
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
-            raise ValueError(
-                f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}"
-            ) from None
+            raise ValueError(f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}") from None
     return known[name](**options)
 
 

@@ -32,18 +32,12 @@ class PowerGossip(Mixer):
     randomness both ends share; power iteration could not leave zero by itself.
     """
 
-    factor_rank: int = (
-        1  # higher => more bytes, faster consensus; more than a matrix has is cut to what it has
-    )
-    iterations: int = (
-        1  # messages per step, one after the other: s at rank 1 act like rank s at s times the latency
-    )
+    factor_rank: int = 1  # higher => more bytes, faster consensus; more than a matrix has is cut to what it has
+    iterations: int = 1  # messages per step, one after the other: s at rank 1 act like rank s at s times the latency
     warm: bool = True  # False: draw the directions anew every time instead of refining the last ones
     step: float = 1.0  # 1 needs no tuning; the graph's best_step is the fastest for plain averaging
 
-    summary: ClassVar[str] = (
-        "rank-r differences by power iteration: few bytes, no error memory, nothing to tune"
-    )
+    summary: ClassVar[str] = "rank-r differences by power iteration: few bytes, no error memory, nothing to tune"
 
     def __post_init__(self) -> None:
         for option in ("factor_rank", "iterations"):
@@ -56,9 +50,7 @@ class PowerGossip(Mixer):
     def meet(self, node: Node, neighbour: int) -> dict[str, dict[str, Tensor]]:
         met = {}
         for matrix in self._matrices(node):
-            met[matrix.name] = {
-                side: self._draw(node, neighbour, matrix, side, round=0) for side in ("left", "right")
-            }
+            met[matrix.name] = {side: self._draw(node, neighbour, matrix, side, round=0) for side in ("left", "right")}
         return met
 
     def mix(self, node: Node, weights: Mapping[int, float]) -> Mixing:
@@ -89,9 +81,7 @@ class PowerGossip(Mixer):
         message = node.scratch.take(f"to {neighbour}", sum(p.numel() for p in pieces), node.flat.dtype)
         return torch.cat(pieces, out=message) if pieces else message
 
-    def _hear(
-        self, node: Node, neighbour: int, mine: Tensor, theirs: Tensor, weight: float, *, vectors: bool
-    ) -> None:
+    def _hear(self, node: Node, neighbour: int, mine: Tensor, theirs: Tensor, weight: float, *, vectors: bool) -> None:
         """Subtract, hi minus lo, and step along what came out."""
         memory, known, found = self._sides(node, neighbour)
         is_high = node.number > neighbour
@@ -119,9 +109,7 @@ class PowerGossip(Mixer):
         dead = directions.abs().amax(0) == 0
         if not bool(dead.any()):
             return directions
-        return torch.where(
-            dead, self._draw(node, neighbour, matrix, side, node.rounds[neighbour]), directions
-        )
+        return torch.where(dead, self._draw(node, neighbour, matrix, side, node.rounds[neighbour]), directions)
 
     def _draw(self, node: Node, neighbour: int, matrix: Segment, side: str, round: int) -> Tensor:
         """N(0, 1), the same at both ends of the edge."""

@@ -79,9 +79,7 @@ def check_they_went_on(seen, victim):
 def test_plain_processes_go_on_after_kill_9_and_the_loss_keeps_falling():
     command = [sys.executable, str(SURVIVOR), json.dumps(task("chorded", "powergossip", [3]))]
     processes = [
-        subprocess.Popen(
-            command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for place in places(5)
     ]
     seen = {}
