@@ -5,10 +5,15 @@ from thinwire.schemes import registry
 VARIANTS = {
     "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)"),
     "tnq": (
-        "tnq(bits=1)", "tnq(bits=3, group=64)", "tnq(bits=8)", "tnq(model='powerlaw')",
+        "tnq(bits=1)",
+        "tnq(bits=3, group=64)",
+        "tnq(group='tensor')",
+        "tnq(bits=8, scale='mean')",
+        "tnq(model='powerlaw')",
         "tnq(model='powerlaw', levels='biscaled', bits=3)",
     ),
-    "tq": ("tq(bits=3, group=64)",),
+    "tq": ("tq(bits=3, group='tensor')",),
+    "nq": ("nq(group='tensor')",),
     "thc": ("thc(bits=2, rotate=30)", "thc(bits=8)"),
     "eden": ("eden(bits=3, rotate=30)",),
     "terngrad": ("terngrad(clip=2.5)",),
