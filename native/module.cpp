@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
     m.attr("abi") = 1;
     thinwire::bind_common(m);
     thinwire::bind_cast(m);
+    thinwire::bind_integers(m);
     thinwire::bind_quantize(m);
     thinwire::bind_statistics(m);
     thinwire::bind_select(m);

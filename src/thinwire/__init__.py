@@ -1,10 +1,49 @@
 """thinwire trains PyTorch models over thin wires."""
 
+from thinwire import checkpoint, theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
 from thinwire.schemes import parse
 from thinwire.schemes.cast import BF16, FP16, FP32
+from thinwire.schemes.eden import EDEN
+from thinwire.schemes.natural import Natural
+from thinwire.schemes.nq import NQ
+from thinwire.schemes.powersgd import PowerSGD
 from thinwire.schemes.qsgd import QSGD
+from thinwire.schemes.randomk import RandomK
+from thinwire.schemes.regtopk import RegTopK
+from thinwire.schemes.signsgd import SignSGD
+from thinwire.schemes.terngrad import TernGrad
+from thinwire.schemes.thc import THC
+from thinwire.schemes.tnq import TNQ
+from thinwire.schemes.topk import TopK
+from thinwire.schemes.topkc import TopKC
+from thinwire.schemes.tq import TQ
 
-__all__ = ["BF16", "FP16", "FP32", "QSGD", "AllReduce", "Simulation", "Wire", "attach", "parse"]
+__all__ = [
+    "BF16",
+    "EDEN",
+    "FP16",
+    "FP32",
+    "NQ",
+    "QSGD",
+    "THC",
+    "TNQ",
+    "TQ",
+    "AllReduce",
+    "Natural",
+    "PowerSGD",
+    "RandomK",
+    "RegTopK",
+    "SignSGD",
+    "Simulation",
+    "TernGrad",
+    "TopK",
+    "TopKC",
+    "Wire",
+    "attach",
+    "checkpoint",
+    "parse",
+    "theory",
+]

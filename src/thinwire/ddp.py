@@ -22,6 +22,7 @@ from thinwire.feedback import Feedback, wrap
 from thinwire.memory import Memory
 from thinwire.scheme import Scheme
 from thinwire.schemes import parse
+from thinwire.warmup import warm_up
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
 
@@ -36,6 +37,8 @@ def attach(
     controller: None = None,
     feedback: str | bool = "auto",
     exempt: Exempt = "auto",
+    warmup_steps: int = 0,
+    warmup_level: float | None = None,
     seed: int = 0,
 ) -> Wire:
     """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
@@ -45,6 +48,7 @@ def attach(
     feedback: "auto" (on for biased schemes), True or False.
     exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns of
         parameter names (empty: none), or a function of (name, parameter).
+    warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
     if not isinstance(model, DistributedDataParallel):
@@ -52,7 +56,8 @@ def attach(
     plug = _Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
-    wire = Wire(model, wrap(parse(scheme), feedback), exchange or AllReduce(), exempt, seed)
+    chosen = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+    wire = Wire(model, chosen, exchange or AllReduce(), exempt, seed)
     plug.wire = wire
     return wire
 
@@ -72,7 +77,9 @@ class Wire:
         self.step = 0
         self._names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
         self._exempt = {
-            name for name, p in model.module.named_parameters() if p.requires_grad and _exempted(exempt, scheme, name, p)
+            name
+            for name, p in model.module.named_parameters()
+            if p.requires_grad and _exempted(exempt, scheme, name, p)
         }
         self.memory = Memory()
         for name, parameter in model.module.named_parameters():
@@ -116,7 +123,7 @@ class Wire:
             "memory_bytes": float(self.memory.nbytes),
             "scratch_bytes": float(lane.scratch_bytes if lane else 0),
         }
-        return totals
+        return totals | self.scheme.report(self.memory)
 
     def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""
@@ -150,9 +157,7 @@ class Wire:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
 
         buffer = grads.buffer()
-        future: torch.futures.Future[Tensor] = torch.futures.Future(
-            devices=[buffer.device] if buffer.is_cuda else None
-        )
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
         def done(job: Job) -> None:
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
@@ -165,9 +170,7 @@ class Wire:
         plan, step = self._plan(grads), self.step
         self.exchange.ledger.add(bytes_dense=buffer.numel() * buffer.element_size())
         self._jobs.append(
-            lane.submit(
-                lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done
-            )
+            lane.submit(lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done)
         )
         if grads.is_last() and not in_backward:
             self.step += 1
@@ -202,9 +205,7 @@ class Wire:
 
         if plan.compressed.numel:
             flat, lost = self._working_copy(buffer, plan, scratch)
-            bucket = Bucket(
-                flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch
-            )
+            bucket = Bucket(flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch)
             talk = self.exchange.answer_all(self.scheme.converse(bucket, self.memory, self.scheme.level), scratch)
             try:
                 collectives = [*alongside, *next(talk)]

@@ -54,6 +54,9 @@ class Feedback(Scheme):
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
 
+    def report(self, memory: Memory) -> dict[str, float]:
+        return self.scheme.report(memory)
+
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         residual = memory.flat("residual", bucket.layout)
         bucket.flat.add_(residual)

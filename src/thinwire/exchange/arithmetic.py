@@ -51,7 +51,9 @@ def encode_padded(codec: Codec, bucket: Bucket, level: float, out: Tensor) -> No
     out[size:].zero_()
 
 
-def add_payloads(codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor) -> None:
+def add_payloads(
+    codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor
+) -> None:
     """out = weight * sum of the decoded payloads, in the order given."""
     out.zero_()
     size = codec.nbytes(layout, level)
@@ -80,8 +82,10 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
 def add_integers(datas: Sequence[Tensor], width: int, saturate: bool, out: Tensor) -> None:
     """out (int32) = the running sum of packed `width`-bit integers, in the order given, clipped at every step if asked."""
     out.zero_()
+    size = kernels.packed_int_bytes(out.numel(), width)
+    add = kernels.add_packed_saturating if saturate else kernels.add_packed
     for data in datas:
-        kernels.add_packed(data, width, out=out, saturate=saturate)
+        add(data[:size], width, out=out)
 
 
 def integer_parts(numel: int, workers: int) -> list[tuple[int, int]]:

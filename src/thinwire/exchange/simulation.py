@@ -97,8 +97,7 @@ class Simulation:
 
     def _converse(self, buckets: list[Bucket], level: float) -> Tensor:
         talks = [
-            self.scheme.converse(bucket, memory, level)
-            for bucket, memory in zip(buckets, self.memories, strict=True)
+            self.scheme.converse(bucket, memory, level) for bucket, memory in zip(buckets, self.memories, strict=True)
         ]
         answers: list[Tensor | None] = [None] * self.workers
         while True:
@@ -172,7 +171,8 @@ class Simulation:
             datas = []
             for request in requests:
                 data = torch.zeros(size, dtype=torch.uint8, device=out.device)
-                kernels.pack_ints(request.tensor[start:stop], width, out=data)
+                whole = kernels.packed_int_bytes(stop - start, width)
+                kernels.pack_ints(request.tensor[start:stop], width, out=data[:whole])
                 datas.append(data)
             arithmetic.add_integers(datas, width, saturate, out[start:stop])
             sizes.append(size)

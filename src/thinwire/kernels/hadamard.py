@@ -12,7 +12,6 @@ from thinwire.kernels.reference.random import COUNTERS
 
 LARGEST_BLOCK = 2**30
 LARGEST_STRIDE = 2**31 - 1
-_CPU = torch.empty(0)  # where starts, keys and counters live, whatever x is on
 
 
 def hadamard_(
@@ -32,21 +31,20 @@ def hadamard_(
     smaller blocks.
     """
     check.flat("x", x, dtypes=(torch.float32, torch.float64))
-    check.flat("starts", starts, dtypes=(torch.int64,), like=_CPU, at_least=1)
-    check.flat("keys", keys, dtypes=(torch.int64,), like=_CPU, numel=starts.numel() - 1)
-    check.flat("counters", counters, dtypes=(torch.int64,), like=_CPU, numel=starts.numel() - 1)
     check.within("block", block, 1, LARGEST_BLOCK)
     check.within("stride", stride, 1, LARGEST_STRIDE)
     if block & (block - 1):
         raise ValueError(f"block must be a power of two, got {block}")
-    if int(starts[0]) != 0 or int(starts[-1]) != x.numel() or bool((starts.diff() < 0).any()):
-        raise ValueError(f"starts must ascend from 0 to the length of x, {x.numel()}, got {starts.tolist()}")
-    if counters.numel() and not 0 <= int(counters.min()) <= int(counters.max()) <= COUNTERS - x.numel():
-        raise ValueError(f"counters must be in 0..2**32 - {x.numel()}, got {counters.tolist()}")
+    stretches = check.blocks(starts, block, numel=x.numel()).stretches
+    check.flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=stretches)
+    check.flat("counters", counters, dtypes=(torch.int64,), like=starts, numel=stretches)
+    first = counters.tolist()
+    if min(first, default=0) < 0 or max(first, default=0) + x.numel() > COUNTERS:
+        raise ValueError(f"counters must stay in 0..2^32 to the end of the buffer, got {first[:8]}")
     native = for_tensors(x) if x.dtype is torch.float32 else None
     if native is None:
         return reference.hadamard_(x, starts, block, stride, keys, counters, inverse)
     native.hadamard(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, stride, keys.data_ptr(),
+        x.data_ptr(), x.numel(), starts.data_ptr(), stretches, block, stride, keys.data_ptr(),
         counters.data_ptr(), inverse, threads(),
     )  # fmt: skip

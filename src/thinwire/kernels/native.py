@@ -1,4 +1,6 @@
-"""The native module: loaded where it can be, and if it cannot, why. Nothing here decides by itself to be slow: see `doctor`."""
+"""The native module: loaded where it can be, and if it cannot, why. Nothing here decides by itself to be
+slow: see `doctor`.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,11 @@ def for_tensors(*tensors: Tensor | None) -> Any:
     if all(tensor is None or tensor.device.type == "cpu" for tensor in tensors):
         return module()
     return None
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where the tensor's memory begins; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def threads() -> int:

@@ -14,7 +14,7 @@ from thinwire.lab import report as reports
 from thinwire.lab import shaped, table
 from thinwire.lab import tasks as task_specs
 from thinwire.lab.live import LiveTable
-from thinwire.lab.record import Plan, Record, Run
+from thinwire.lab.record import Plan, Record
 from thinwire.lab.run import execute
 
 EXCHANGES = ("allreduce",)
@@ -29,7 +29,7 @@ def compare(
     *,
     exchange: str = "allreduce",
     network: str = DEFAULT_NETWORK,
-    seeds: int = 1,
+    seeds: int = 2,
     workers: int = 4,
     steps: int | None = None,
     data: Path | None = None,
@@ -39,10 +39,11 @@ def compare(
 ) -> Record:
     """Run every task under every scheme and seed; show progress, then the table and the verdicts.
 
-    Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next seed, so
-    that what disturbs the machine for a while disturbs all alike. fp16, the baseline, is added if it is not among the
-    schemes. The record is written to `json` after every run, the page to `report` at the end. Ctrl-C ends it early
-    with what is finished. Mistakes in the arguments raise ValueError before anything is started.
+    Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
+    seed, so that what disturbs the machine for a while disturbs all alike. fp16, the baseline, is added if it
+    is not among the schemes. The record is written to `json` after every run, the page to `report` at the
+    end. Ctrl-C ends it early with what is finished. Mistakes in the arguments raise ValueError before
+    anything is started.
     """
     console = console or Console()
     net = _check(tasks, schemes, exchange, network, seeds, workers, steps, data)
@@ -58,7 +59,8 @@ def compare(
         {
             "tasks": list(tasks), "schemes": list(schemes), "exchange": exchange, "network": str(net),
             "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
-            "data": str(data) if data else None, "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
+            "data": str(data) if data else None,
+            "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
     try:
@@ -67,9 +69,12 @@ def compare(
             LiveTable(plans, console) as live,
         ):
             for plan in plans:
-                record.runs.append(_one(plan, links, live))
+                task = task_specs.load(plan.task, data)
+                live.started(plan.steps or task.steps, task.metric.name)
+                record.runs.append(execute(plan, links, live.advanced))
                 if json:
                     record.save(json)
+                live.finished(record.runs[-1])
     except KeyboardInterrupt:
         record.interrupted = True
     if json:
@@ -90,14 +95,6 @@ def show(record: Record, console: Console) -> None:
     for row in rows:
         task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
         console.print(f"{task}{row.scheme}: {row.verdict}", highlight=False, markup=False)
-
-
-def _one(plan: Plan, links: shaped.Shaped | None, live: LiveTable) -> Run:
-    task = task_specs.load(plan.task, Path(plan.data) if plan.data else None)
-    live.started(plan.steps or task.steps, task.metric.name)
-    run = execute(plan, links, live.advanced)
-    live.finished(run)
-    return run
 
 
 def _check(

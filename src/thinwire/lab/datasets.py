@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -36,8 +38,9 @@ class Examples:
     def shard(self, worker: int, workers: int, *, seed: int, skew: float = 0.0) -> Examples:
         """This worker's examples: disjoint from the others', equally many, the same for the same seed.
 
-        `skew` of each shard comes from one stretch of the examples sorted by target, so that with skew 1 every worker
-        sees its own few labels; the rest is drawn alike from all of them.  # higher => workers disagree more
+        `skew` of each shard comes from one stretch of the examples sorted by target, so that with skew 1
+        every worker sees its own few labels; the rest is drawn alike from all of them.  # higher => workers
+        disagree more
         """
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         size = len(self) // workers
@@ -71,6 +74,7 @@ class Dataset:
     test: Examples
 
 
+@cache
 def embedded_images() -> Dataset:
     """6,000 + 1,000 images of Fashion-MNIST, uint8 [1, 28, 28], ten balanced classes; inside the package."""
     with resources.files("thinwire.lab").joinpath("data/fashion_mnist_subset.npz").open("rb") as file:
@@ -89,9 +93,7 @@ def fashion_mnist(folder: Path) -> Dataset:
         images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
         labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
         if images.ndim != 3 or len(images) != len(labels):
-            raise ValueError(
-                f"{folder}: {prefix} has images of shape {images.shape} and {len(labels)} labels"
-            )
+            raise ValueError(f"{folder}: {prefix} has images of shape {images.shape} and {len(labels)} labels")
         parts.append(_images(images[:, None], labels))
     return Dataset(*parts)
 
@@ -110,8 +112,8 @@ def cifar10(folder: Path) -> Dataset:
 def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Dataset:
     """Next-byte prediction on a text file (or a folder's train.txt).
 
-    The text is cut into windows of `context` bytes; targets are the inputs moved on by one byte. The last tenth is
-    kept for judging, by `test_windows` windows spread evenly over it.
+    The text is cut into windows of `context` bytes; targets are the inputs moved on by one byte. The last
+    tenth is kept for judging, by `test_windows` windows spread evenly over it.
     """
     if source.is_dir():
         source = _folder_with(source, "wikitext-2", "train.txt") / "train.txt"
@@ -154,8 +156,8 @@ def read_idx(file: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{file} is not a whole gzip file: {error}") from None
     dims = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) >= 4 else 0
-    shape = np.frombuffer(raw[4 : 4 + 4 * dims], ">u4").astype(int)
-    if not dims or len(shape) != dims or len(raw) != 4 + 4 * dims + shape.prod():
+    shape = [int.from_bytes(raw[4 + 4 * at : 8 + 4 * at], "big") for at in range(dims)]
+    if not dims or len(raw) != 4 + 4 * dims + math.prod(shape):
         raise ValueError(f"{file} is not an idx file of bytes")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape)
 

@@ -17,7 +17,7 @@ ROWS = 20  # as many runs as a terminal shows at a time
 
 
 class LiveTable:
-    """Shows plans turning into runs. On a terminal it is redrawn in place; elsewhere a line is printed per run."""
+    """Shows plans turning into runs. On a terminal it is redrawn in place; elsewhere it is a line per run."""
 
     def __init__(self, plans: Sequence[Plan], console: Console):
         self._plans = plans
@@ -47,7 +47,10 @@ class LiveTable:
         self._point = None
         if not self._console.is_terminal:
             self._console.print(
-                f"[{len(self._finished)}/{len(self._plans)}] {_told(run)}", highlight=False, markup=False
+                f"[{len(self._finished)}/{len(self._plans)}] {_told(run)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
             )
 
     def __rich__(self) -> Group:
@@ -57,9 +60,7 @@ class LiveTable:
         first = max(0, min(len(self._finished) - ROWS // 2, len(self._plans) - ROWS))
         for number, plan in list(enumerate(self._plans))[first : first + ROWS]:
             table.add_row(plan.task, plan.scheme, str(plan.seed), *self._cells(number))
-        return Group(
-            Text(f"run {min(len(self._finished) + 1, len(self._plans))} of {len(self._plans)}"), table
-        )
+        return Group(Text(f"run {min(len(self._finished) + 1, len(self._plans))} of {len(self._plans)}"), table)
 
     def _cells(self, number: int) -> list[Text | ProgressBar | str]:
         if number > len(self._finished):

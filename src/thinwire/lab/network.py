@@ -1,7 +1,7 @@
 """The networks of a comparison, from text such as "shaped:100mbit".
 
     none                    the machine's own loopback, as fast as it is
-    shaped:100mbit          real links: a network namespace per worker, sending limited to the rate (needs root, iproute2)
+    shaped:100mbit          real links: each worker's namespace sends at this rate (needs root and iproute2)
     paced:100mbit,5ms       no privileges: every exchange is slowed to latency + bytes / bandwidth
     auto:100mbit            shaped where that can be had, else paced; the record says which
 
@@ -51,9 +51,7 @@ class Network:
         """Raise unless every rate belongs to one of `workers` workers."""
         for worker, _ in self.own_rates:
             if worker >= workers:
-                raise ValueError(
-                    f"the network has a rate for worker {worker}, but the workers are 0..{workers - 1}"
-                )
+                raise ValueError(f"the network has a rate for worker {worker}, but the workers are 0..{workers - 1}")
 
     def __str__(self) -> str:
         if self.rate is None:
@@ -68,9 +66,7 @@ def parse(text: str) -> Network:
     """The network that `text` describes (see above)."""
     mode, _, rest = text.strip().partition(":")
     if mode not in MODES:
-        raise ValueError(
-            f"unknown network {text!r}; known: none, shaped:RATE, paced:RATE[,LATENCY], auto:RATE"
-        )
+        raise ValueError(f"unknown network {text!r}; known: none, shaped:RATE, paced:RATE[,LATENCY], auto:RATE")
     if mode == "none":
         if rest:
             raise ValueError(f"network {text!r}: none takes no rate")
@@ -93,9 +89,7 @@ def parse(text: str) -> Network:
     network = Network(mode, rate, tuple(sorted(own_rates.items())), latency)
     two_way = any(r.down is not None for r in (rate, *own_rates.values()))
     if two_way and latency:
-        raise ValueError(
-            f"network {text!r}: only shaped links have a down rate, and only paced ones a latency"
-        )
+        raise ValueError(f"network {text!r}: only shaped links have a down rate, and only paced ones a latency")
     if two_way and mode == "paced":
         raise ValueError(f"network {text!r}: a down rate needs shaped")
     if latency and mode == "shaped":
@@ -126,9 +120,7 @@ def _rate(text: str, whole: str) -> Rate:
 def _bits(text: str, whole: str) -> float:
     found = _RATE.fullmatch(text)
     if not found or float(found[1]) <= 0:
-        raise ValueError(
-            f"network {whole!r}: cannot read the rate {text!r}; it looks like 100mbit (kbit, mbit, gbit)"
-        )
+        raise ValueError(f"network {whole!r}: cannot read the rate {text!r}; it looks like 100mbit (kbit, mbit, gbit)")
     return float(found[1]) * _BITS[found[2]]
 
 

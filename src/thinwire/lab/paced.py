@@ -1,8 +1,8 @@
 """Paced links: a ledger that takes as long as a thin wire would. No privileges, one machine.
 
-Every exchange is slowed to latency + bytes / bandwidth. A worker's link carries one byte after the other, so bytes
-that are given while others are still on their way wait for those. What the real exchange takes anyway (on the
-loopback: little) is not added on top.
+Every exchange is slowed to latency + bytes / bandwidth. A worker's link carries one byte after the other, so
+bytes that are given while others are still on their way wait for those. What the real exchange takes anyway
+(on the loopback: little) is not added on top.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Pace:
 
 
 class PacedLedger(Ledger):
-    """Counts like any ledger, and holds whoever waits for the wire until the counted bytes would have arrived.
+    """Counts like any ledger, and holds whoever waits for the wire until the counted bytes would have come.
 
-    An exchange books bytes with `add(bytes_sent=...)` as it starts them and waits inside `timed("wire_seconds")`:
-    that is all it has to do to be paced.
+    An exchange books bytes with `add(bytes_sent=...)` as it starts them and waits inside
+    `timed("wire_seconds")`: that is all it has to do to be paced.
     """
 
     def __init__(self, pace: Pace):

@@ -1,4 +1,4 @@
-"""What the lab writes down: a plan before a run, a run after it, and the record of a whole comparison, as JSON."""
+"""What the lab writes down, as JSON: a plan before a run, a run after it, the record of a comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Point:
-    """How far a run has come. Seconds are those of training: judging does not count. Bytes are one worker's."""
+    """How far a run has come. Seconds are those of training, judging not counted. Bytes are one worker's."""
 
     step: int
     seconds: float
@@ -45,9 +45,10 @@ class Run:
     """What became of a plan. `reason` says why it failed, and is None for a run that came to its end.
 
     `totals`, per worker, over the whole run: steps, seconds, bytes_sent; compute_seconds, encode_seconds and
-    wire_seconds, which add up to seconds (encode and wire count only where training waited for them); vnmse, the
-    mean of |X - Xhat|^2 / |X|^2 at the judged steps, X the exact mean gradient of the step, Xhat what was applied;
-    in shaped networks interface_bytes, sent as the kernel counts them, and interface_payload_bytes, without headers.
+    wire_seconds, which add up to seconds (encode and wire count only where training waited for them); vnmse,
+    the mean of |X - Xhat|^2 / |X|^2 at the judged steps, X the exact mean gradient of the step, Xhat what was
+    applied; in shaped networks interface_bytes, sent as the kernel counts them, and interface_payload_bytes,
+    without headers.
     """
 
     plan: Plan
@@ -99,11 +100,7 @@ class Record:
             raise ValueError(f"missing file: {file}") from None
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is not JSON: {error}") from None
-        if (
-            not isinstance(read, dict)
-            or read.get("format") != FORMAT
-            or set(read) != {f.name for f in fields(cls)}
-        ):
+        if not isinstance(read, dict) or read.get("format") != FORMAT or set(read) != {f.name for f in fields(cls)}:
             raise ValueError(f"{file} is not a record of `thinwire compare` (format {FORMAT})")
         read["runs"] = [
             Run(**{**run, "plan": Plan(**run["plan"]), "curve": [Point(**point) for point in run["curve"]]})

@@ -71,10 +71,7 @@ def _section(record: Record, task: str) -> Section:
     runs = [run for run in record.runs if run.plan.task == task]
     rows = [row for row in table.summarise(record) if row.task == task]
     colours = _colours([row.scheme for row in rows])
-    figures = {
-        f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(runs, colours, axis))
-        for axis in AXES
-    }
+    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(runs, colours, axis)) for axis in AXES}
     figures["Seconds per step, by what they went into"] = _html(_phases(rows))
     if any(len({point.level for point in run.curve}) > 1 for run in runs):
         figures["Level over steps"] = _html(_curves(runs, colours, AXES[2], lambda point: point.level))
@@ -83,9 +80,7 @@ def _section(record: Record, task: str) -> Section:
 
 def _colours(schemes: Sequence[str]) -> dict[str, str]:
     others = [scheme for scheme in schemes if scheme != table.BASELINE]
-    return {scheme: COLOURS[at % len(COLOURS)] for at, scheme in enumerate(others)} | {
-        table.BASELINE: "#000000"
-    }
+    return {scheme: COLOURS[at % len(COLOURS)] for at, scheme in enumerate(others)} | {table.BASELINE: "#000000"}
 
 
 def _scores(runs: Sequence[Run], colours: dict[str, str], axis: Axis) -> go.Figure:
@@ -97,25 +92,26 @@ def _scores(runs: Sequence[Run], colours: dict[str, str], axis: Axis) -> go.Figu
     return figure
 
 
-def _curves(
-    runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]
-) -> go.Figure:
+def _curves(runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]) -> go.Figure:
     """A bold line per scheme, the mean over its seeds, with the single runs faint behind it."""
     figure = go.Figure()
     for scheme in dict.fromkeys(run.plan.scheme for run in runs):
         curves = [run.curve for run in runs if run.plan.scheme == scheme and run.reason is None]
-        line = {"color": colours[scheme]}
+        # The baseline is dashed, so that a line that it lies upon can still be seen.
+        line = {"color": colours[scheme], "dash": "dash" if scheme == table.BASELINE else "solid"}
         for curve in curves if len(curves) > 1 else []:
             figure.add_scatter(
-                x=[axis.value(point) for point in curve], y=[value(point) for point in curve], mode="lines", opacity=0.3,
-                line=line | {"width": 1}, legendgroup=scheme, showlegend=False, hoverinfo="skip",
+                x=[axis.value(point) for point in curve], y=[value(point) for point in curve],
+                mode="lines", opacity=0.3, line=line | {"width": 1}, legendgroup=scheme,
+                showlegend=False, hoverinfo="skip",
             )  # fmt: skip
         if curves:
             together = list(zip(*curves, strict=True))
             figure.add_scatter(
                 x=[mean(map(axis.value, points)) for points in together],
                 y=[mean(map(value, points)) for points in together],
-                mode="lines+markers", name=scheme, legendgroup=scheme, line=line | {"width": 2.5}, marker={"size": 5},
+                mode="lines+markers", name=scheme, legendgroup=scheme, line=line | {"width": 2.5},
+                marker={"size": 5},
             )  # fmt: skip
     figure.update_xaxes(title=axis.title, rangemode="tozero")
     return figure
@@ -138,11 +134,10 @@ def _phases(rows: Sequence[table.Row]) -> go.Figure:
 
 def _html(figure: go.Figure) -> str:
     figure.update_layout(
-        template="plotly_white", height=340, margin={"l": 10, "r": 10, "t": 10, "b": 10}, font={"family": "inherit"},
+        template="plotly_white", height=340, font={"family": "inherit"},
+        margin={"l": 10, "r": 10, "t": 10, "b": 10},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
     )  # fmt: skip
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
-    return figure.to_html(
-        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
-    )
+    return figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True})

@@ -15,7 +15,7 @@ from pathlib import Path
 from thinwire.lab import tasks, worker
 from thinwire.lab.record import Plan, Point, Run
 from thinwire.lab.shaped import Shaped
-from thinwire.lab.worker import Progress
+from thinwire.lab.worker import Failure, Progress
 
 GRACE_SECONDS = 2.0  # one worker's death makes the others fail; this long we listen for who was first
 
@@ -27,8 +27,8 @@ def execute(plan: Plan, links: Shaped | None, on_point: Callable[[Point], None] 
     """
     task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
     run = Run(plan, task.metric.name, task.metric.rising, task.target, plan.steps or task.steps)
-    # Workers are forked from a server that has imported torch once, with the part that DDP imports on first use
-    # (torch._dynamo, over a second of processor time in each worker otherwise).
+    # Workers are forked from a server that has imported torch once, with the part that DDP imports on first
+    # use (torch._dynamo, over a second of processor time in each worker otherwise).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thinwire.lab.worker", "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
@@ -60,7 +60,7 @@ class _Member:
     process: BaseProcess
     pipe: connection.Connection
     totals: dict[str, float] | None = None
-    complaint: str | None = None
+    failure: Failure | None = None
     progress: list[Progress] = field(default_factory=list)
 
     def hear(self) -> None:
@@ -69,25 +69,25 @@ class _Member:
             message = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
-            if self.totals is None and self.complaint is None:
-                self.complaint = _how_it_ended(self.process.exitcode)
+            if not self.ended:
+                self.failure = Failure(0.0, _how_it_ended(self.process.exitcode))  # before any that it caused
             return
         if isinstance(message, Progress):
             self.progress.append(message)
-        elif isinstance(message, str):
-            self.complaint = message
+        elif isinstance(message, Failure):
+            self.failure = message
         else:
             self.totals = message
 
     @property
     def ended(self) -> bool:
-        return self.totals is not None or self.complaint is not None
+        return self.totals is not None or self.failure is not None
 
 
 def _listen(members: list[_Member], run: Run, on_point: Callable[[Point], None]) -> None:
     heard: dict[int, list[Progress]] = defaultdict(list)
     while not all(member.ended for member in members):
-        failing = any(member.complaint for member in members)
+        failing = any(member.failure for member in members)
         ready = connection.wait([m.pipe for m in members if not m.ended], GRACE_SECONDS if failing else None)
         if not ready:
             break
@@ -121,10 +121,12 @@ def _point(shares: list[Progress]) -> Point:
 
 
 def _reason(members: list[_Member]) -> str | None:
-    """Why the run failed: a worker that was killed explains the others' lost connections."""
-    unhappy = [member for member in members if member.complaint is not None]
-    unhappy.sort(key=lambda member: "killed" not in (member.complaint or ""))
-    return f"worker {unhappy[0].number} {unhappy[0].complaint}" if unhappy else None
+    """Why the run failed, told by the first that did."""
+    failures = [(member.failure.at, member.number, member.failure.reason) for member in members if member.failure]
+    if not failures:
+        return None
+    _, number, reason = min(failures)
+    return f"worker {number} {reason}"
 
 
 def _how_it_ended(exitcode: int | None) -> str:

@@ -3,13 +3,13 @@
     namespace tw-PID-0            namespace tw-PID-1
       eth0 10.77.0.1                eth0 10.77.0.2         egress: tbf at the worker's up rate
          |                             |
-      port0 ------- bridge ------- port1                   egress: tbf at the worker's down rate, if it has one
+      port0 ------- bridge ------- port1                   egress: tbf at the worker's down rate, if any
               namespace tw-PID-switch
 
-Nothing is put into the machine's own namespace, so no firewall or route of it is touched or matters.
-Nothing is left behind: a keeper process holds the end of a pipe, and when the pipe closes, however its owner ended,
-it kills what still runs in the namespaces and removes them. Should the keeper be killed too, the next start removes
-every namespace whose owner (the PID in the name) is dead.
+Nothing is put into the machine's own namespace, so no firewall or route of it is touched or matters. Nothing
+is left behind: a keeper process holds the end of a pipe, and when the pipe closes, however its owner ended,
+it kills what still runs in the namespaces and removes them. Should the keeper be killed too, the next start
+removes every namespace whose owner (the PID in the name) is dead.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from pathlib import Path
 
 from thinwire.lab.network import Network, Rate
 
-BURST_BYTES = (
-    64 * 1024
-)  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
-QUEUE_SECONDS = (
-    0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
-)
+BURST_BYTES = 64 * 1024  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
+QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
 INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
 _FOLDER = Path("/run/netns")
@@ -158,7 +154,7 @@ def enter(namespace: str) -> None:
 
 
 def sent() -> tuple[int, int]:
-    """(bytes, packets) sent by this namespace's interface since it was made, as the kernel counts: with all headers."""
+    """(bytes, packets) sent by this namespace's interface so far, as the kernel counts: with headers."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == INTERFACE:
@@ -170,7 +166,8 @@ def sent() -> tuple[int, int]:
 def _limit(namespace: str, interface: str, bits_per_second: float) -> None:
     _run(
         "tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", "tbf",
-        "rate", f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_SECONDS * 1e3:.0f}ms",
+        "rate", f"{bits_per_second:.0f}bit", "burst", str(BURST_BYTES),
+        "latency", f"{QUEUE_SECONDS * 1e3:.0f}ms",
     )  # fmt: skip
 
 

@@ -63,9 +63,7 @@ def summarise(record: Record) -> list[Row]:
     rows = []
     for (task, _), row in plain.items():
         fp16, fp32 = plain.get((task, "fp16")), plain.get((task, "fp32"))
-        against = Row(
-            **{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)}
-        )
+        against = Row(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
         rows.append(Row(**{**vars(against), "verdict": _verdict(against, fp16)}))
     return rows
 
@@ -111,7 +109,7 @@ def _verdict(row: Row, baseline: Row | None) -> str:
         return f"Failed: {row.failures[0]}."
     reached = sum(seconds is not None for seconds in row.seconds_to_target)
     if row.scheme == BASELINE and reached < row.runs:
-        return f"The baseline: reached {target} in {reached} of {row.runs} runs; give it more steps or a lower target."
+        return f"The baseline: reached {target} in {reached} of {row.runs} runs; give it more steps."
     if not reached:
         return f"Does not pay here: never reached {target}."
     if reached < row.runs:
@@ -119,17 +117,15 @@ def _verdict(row: Row, baseline: Row | None) -> str:
     if row.scheme == BASELINE:
         return f"The baseline: {target} after {row.mean_seconds:.1f} s."
     if baseline is None or not baseline.runs:
-        return (
-            f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
-        )
+        return f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
     if row.speedup_fp16 is None:
-        return f"Pays here: reached {target} after {row.mean_seconds:.1f} s, which {BASELINE} did not in every run."
+        return f"Pays here: reached {target} after {row.mean_seconds:.1f} s; {BASELINE} did not always."
 
     speedup, lost = row.speedup_fp16, _lost(row, baseline)
     if speedup >= WORTH and not lost:
         return f"Pays here: reaches {target} {speedup:.1f}x sooner than {BASELINE}, and ends no worse."
     if speedup >= WORTH:
-        return f"Reaches {target} {speedup:.1f}x sooner than {BASELINE}, but ends {lost}: pays only if that is enough."
+        return f"Reaches {target} {speedup:.1f}x sooner than {BASELINE}, but ends {lost}."
     bound = max(row.phases, key=lambda phase: row.phases[phase] or 0.0)
     how = "as soon as" if speedup > 1 / WORTH else f"{1 / speedup:.1f}x later than"
     return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step is {bound}."
@@ -141,25 +137,22 @@ def _lost(row: Row, baseline: Row) -> str:
     worse = baseline.score - row.score if row.rising else row.score - baseline.score
     if row.metric == "accuracy":
         return f"{worse * 100:.1f} points lower" if worse * 100 > KEPT_POINTS else ""
-    return (
-        f"at {row.score:.3g} instead of {baseline.score:.3g}"
-        if worse > KEPT_SHARE * abs(baseline.score)
-        else ""
-    )
+    return f"at {row.score:.3g} instead of {baseline.score:.3g}" if worse > KEPT_SHARE * abs(baseline.score) else ""
 
 
 def render(record: Record, rows: Sequence[Row]) -> Table:
     """The final table, for a terminal of 80 columns."""
     several = len({row.task for row in rows}) > 1
     table = Table(
-        title=f"{', '.join(record.config['tasks'])}: {setting(record)}", caption=caption(record), title_justify="left", caption_justify="left",
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_style="bold",
+        title=f"{', '.join(record.config['tasks'])}: {setting(record)}",
+        title_justify="left", title_style="bold", caption=caption(record), caption_justify="left",
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for name in ["task"] * several + ["scheme"]:
         table.add_column(name, no_wrap=True, vertical="bottom")
     for name in (
-        "seconds\nto target", "final\nscore", "steps\n/s", "MB\n/step", "vNMSE", "compute\n+encode\n+wire ms", "vs\nfp16",
-        "vs\nfp32",
+        "seconds\nto target", "final\nscore", "steps\n/s", "MB\n/step", "vNMSE",
+        "compute\n+encode\n+wire ms", "vs\nfp16", "vs\nfp32",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
@@ -190,7 +183,7 @@ def setting(record: Record) -> str:
 
 
 def caption(record: Record) -> str:
-    """What one must know to read the table: machine, network, and how well the ledger agrees with the interface."""
+    """What one must know to read the table: the machine, and how well ledger and interfaces agree."""
     machine, lines = record.machine, []
     lines.append(f"{machine['cores']} cores of {machine['cpu']}; torch {record.versions['torch']}")
     if record.config.get("why_paced"):

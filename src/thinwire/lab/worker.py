@@ -1,7 +1,7 @@
 """One worker of a run: a process that trains, keeps the time and tells its parent how it goes.
 
-The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or the reason
-(a str) why there is none.
+The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or a
+`Failure`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import thinwire as tw
+from thinwire.ddp import attach
+from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab import network, shaped, tasks
 from thinwire.lab.datasets import Examples
 from thinwire.lab.paced import Pace, PacedLedger
@@ -46,6 +47,14 @@ class Progress:
     level: float
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker gave up, and when: its end makes the others fail too, so the first one tells why."""
+
+    at: float  # seconds, on the clock that all processes of a machine share
+    reason: str
+
+
 def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: Connection) -> None:
     """The whole life of a worker process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -67,7 +76,8 @@ def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: C
         dist.destroy_process_group()
         report.send(totals)
     except Exception as error:
-        report.send(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        report.send(Failure(time.monotonic(), f"failed: {reason}"))
         raise SystemExit(1) from None
 
 
@@ -76,7 +86,7 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     steps = plan.steps or task.steps
     torch.manual_seed(plan.seed)
     model = DistributedDataParallel(task.model())
-    wire = tw.attach(model, plan.scheme, exchange=_exchange(plan, worker), seed=plan.seed)
+    wire = attach(model, plan.scheme, exchange=_exchange(plan, worker), seed=plan.seed)
     optimizer = task.optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
@@ -88,7 +98,7 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     before = shaped.sent() if counted else (0, 0)
     seconds = 0.0
     for step in range(1, steps + 1):
-        judged = step % task.evaluate_every == 0 or step == steps
+        judged = task.judged(step, steps)
         with probe.watching() if judged else _nothing():
             began = time.perf_counter()
             batch = next(batches)
@@ -118,9 +128,9 @@ def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted
     return totals
 
 
-def _exchange(plan: Plan, worker: int) -> tw.AllReduce:
+def _exchange(plan: Plan, worker: int) -> AllReduce:
     assert plan.exchange == "allreduce"
-    exchange = tw.AllReduce()
+    exchange = AllReduce()
     net = network.parse(plan.network)
     if net.mode == "paced":
         exchange.ledger = PacedLedger(Pace(net.rate_of(worker).up, net.latency_seconds))
@@ -138,7 +148,7 @@ def _scores(task: tasks.Task, model: nn.Module, exam: Examples) -> Tensor:
 
 
 def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -> dict[str, float]:
-    """Where the seconds went. Of the lane's encoding and waiting, only what training waited for counts as its own."""
+    """Where the seconds went. Encoding and waiting, on the lane, count as far as training waited for them."""
     exposed = min(stats["exposed_seconds"], seconds)
     lane = stats["encode_seconds"] + stats["wire_seconds"]
     share = exposed / lane if lane else 0.0
@@ -155,8 +165,10 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
 
 
 class Probe:
-    """Measures vNMSE on a real step: every worker's own gradient is copied as backward makes it, into a file that all
-    workers map, so that the exact mean can be told without touching the network."""
+    """Measures vNMSE on real steps, off the network.
+
+    Every worker copies its own gradient, as backward makes it, into a file that all of them map.
+    """
 
     def __init__(self, model: nn.Module, file: Path, worker: int, workers: int):
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -191,16 +203,14 @@ class Probe:
         self._copying_seconds += time.perf_counter() - began
 
     def measure(self) -> float:
-        """Compare what was applied with the exact mean (on worker 0, which all others wait for); the seconds that
-        copying took out of training."""
+        """Compare what was applied with the exact mean; the seconds that copying took out of training.
+
+        Worker 0 does it for all. Every copy is there: none of the means it has got could be had without them.
+        """
         if self._worker == 0:
             exact = self._all.mean(0)
-            applied = torch.cat(
-                [
-                    (p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1)
-                    for p in self._parameters
-                ]
-            )
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+            applied = torch.cat([grad.reshape(-1) for grad in grads])
             self._values.append(((applied - exact).square().sum() / exact.square().sum()).item())
         return self._copying_seconds
 

@@ -1,13 +1,14 @@
 """The randomised Hadamard rotation: y = H D x, and back x = D H y.
 
-H is the matrix of all butterflies (a, b) -> (a + b, a - b), D has +-1/sqrt(block) on its diagonal; H H = block
-and D D = 1/block, so the rotation is orthonormal, and going back restores x up to rounding. The signs are shared:
-minus where bit c & 31 of random_u32(key, 2^32 - 1 - (c >> 5)) is set, c being the element's counter. (Counting
-from the end keeps the signs apart from what else is drawn under the same key.)
+H is the matrix of all butterflies (a, b) -> (a + b, a - b), D has +-1/sqrt(block) on its diagonal; H H =
+block and D D = 1/block, so the rotation is orthonormal, and going back restores x up to rounding. The signs
+are shared: minus where bit c & 31 of random_u32(key, 2^32 - 1 - (c >> 5)) is set, c being the element's
+counter. (Counting from the end keeps the signs apart from what else is drawn under the same key.)
 
-A stretch is cut into groups. stride = 1: contiguous blocks of `block` entries. stride > 1: spans of block * stride
-entries, of which those `stride` apart belong together. What is left at the end is cut into contiguous blocks of
-`block`, then of block / 2, and so on down to 1: nothing is padded, and the last entries mix with fewer others.
+A stretch is cut into groups. stride = 1: contiguous blocks of `block` entries. stride > 1: spans of block *
+stride entries, of which those `stride` apart belong together. What is left at the end is cut into
+contiguous blocks of `block`, then of block / 2, and so on down to 1: nothing is padded, and the last
+entries mix with fewer others.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Ascending indices below n in few bits, in a size that follows from their number k and from n alone.
 
 All workers' messages must be equally long without asking, so what counts is the size in the worst case. The
-format is that of Elias and Fano, over the values v_i = index_i - i, which are at most n - k and never descend:
+format is that of Elias and Fano, over the values v_i = index_i - i, which are at most n - k and never
+descend:
 
 1. the low bits of every v_i as they are, one after the other;
 2. a bitmap of ((n - k) >> low bits) + k bits, in which v_i sets bit (v_i >> low bits) + i.
 
-Both parts begin on a whole byte, little-endian, and padding is 0. The number of low bits is the one that makes the
-fewest bytes; at high density that is 0, and the bitmap then is the plain one. No index: no bytes.
+Both parts begin on a whole byte, little-endian, and padding is 0. The number of low bits is the one that
+makes the fewest bytes; at high density that is 0, and the bitmap then is the plain one. No index: no bytes.
 
-Golomb and Rice codes of the gaps take the same bits in the worst case: a fixed size gains nothing from them.
+A Rice code of the gaps takes as many bits in the worst case, so a fixed size gains nothing from it.
 """
 
 from __future__ import annotations

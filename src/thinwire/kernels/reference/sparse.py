@@ -1,7 +1,8 @@
 """Selecting entries, and moving selected entries in and out.
 
-Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry. The last
-chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short one leaves is 0.
+Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry.
+The last chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short
+one leaves is 0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 
 
 def top_k(x: Tensor, k: int, weight: Tensor | None, out: Tensor) -> None:
-    """out = where the k largest |x| (|x * weight|) are, ascending. NaN is above Inf; of equals the first is taken."""
+    """out = where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals."""
     score = (x if weight is None else x * weight).abs()
     order = torch.sort(score, descending=True, stable=True).indices
     out.copy_(order[:k].sort().values)
