@@ -37,8 +37,8 @@ class Scheme(ABC):
     `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
     `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
     `any_float`: takes float16 and bfloat16 buckets as they are; others get them as float32.
-    `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits whoever
-    adds; float sums by an all-reduce have an order of their own.
+    `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
+    whoever adds; float sums by an all-reduce have an order of their own.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     """
 

@@ -38,9 +38,7 @@ def warm_up(scheme: Scheme, warmup_steps: int, warmup_level: float | None = None
     if warmup_level is not None:
         knob = scheme.knob
         if knob is None:
-            raise ValueError(
-                f"{scheme.name} has no level to turn, so warmup_level must be None, got {warmup_level!r}"
-            )
+            raise ValueError(f"{scheme.name} has no level to turn, so warmup_level must be None, got {warmup_level!r}")
         if not knob.menu[0] <= warmup_level <= knob.menu[-1]:
             raise ValueError(
                 f"warmup_level must be a {knob.name} of {scheme.name}, {knob.menu[0]}..{knob.menu[-1]}, "

@@ -179,9 +179,7 @@ class ImageRun:
         parameters = dict(model.named_parameters())
         simulation = Simulation(scheme, workers=self.workers, seed=seed)
         streams = [
-            dataset.train.shard(worker, self.workers, seed=seed).batches(
-                self.batch, seed=seed * 1000 + worker
-            )
+            dataset.train.shard(worker, self.workers, seed=seed).batches(self.batch, seed=seed * 1000 + worker)
             for worker in range(self.workers)
         ]
         for _ in range(self.steps):
@@ -189,9 +187,7 @@ class ImageRun:
             for stream in streams:
                 examples = next(stream)
                 loss = functional.cross_entropy(model(examples.inputs), examples.targets)
-                grads.append(
-                    dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
-                )
+                grads.append(dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)))
             with torch.no_grad():
                 for name, update in simulation.reduce(grads).items():
                     parameters[name].sub_(update, alpha=self.rate)
@@ -211,9 +207,7 @@ def small_cnn(channels: int, size: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _image_table(
-    quick: bool, data: Path | None, seeds: int, claims: list, progress: Progress
-) -> dict[str, Any]:
+def _image_table(quick: bool, data: Path | None, seeds: int, claims: list, progress: Progress) -> dict[str, Any]:
     dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
     source = "the embedded images" if data is None else "CIFAR-10"
     training = ImageRun(steps=100 if quick else 600)
