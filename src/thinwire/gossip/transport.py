@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -106,7 +107,8 @@ class PointToPoint:
         return values, len(below) == len(children) and len(above) == len(parent)
 
     def close(self) -> None:
-        dist.destroy_process_group(self._group)
+        with suppress(ValueError, AssertionError):  # destroyed already, with all other groups
+            dist.destroy_process_group(self._group)
 
     def _others(self) -> list[int]:
         return [rank for rank in self.survivors if rank != self.rank]
