@@ -19,7 +19,7 @@ from thinwire.lab.run import execute
 
 EXCHANGES = ("allreduce",)
 DEFAULT_TASKS = ("mlp(width=1024)",)
-DEFAULT_SCHEMES = ("fp32", "fp16", "qsgd(bits=4)")
+DEFAULT_SCHEMES = ("fp32", "fp16", "qsgd(bits=4)", "topkc(density=0.1)", "powersgd(factor_rank=4)")
 DEFAULT_NETWORK = "auto:100mbit"
 
 
@@ -29,7 +29,7 @@ def compare(
     *,
     exchange: str = "allreduce",
     network: str = DEFAULT_NETWORK,
-    seeds: int = 2,
+    seeds: int = 1,
     workers: int = 4,
     steps: int | None = None,
     data: Path | None = None,
