@@ -92,6 +92,7 @@ def show(record: Record, console: Console) -> None:
         console.print("interrupted before the first run was finished")
         return
     console.print(table.render(record, rows))
+    console.print()
     for row in rows:
         task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
         console.print(f"{task}{row.scheme}: {row.verdict}", highlight=False, markup=False)

@@ -128,7 +128,7 @@ def _verdict(row: Row, baseline: Row | None) -> str:
         return f"Reaches {target} {speedup:.1f}x sooner than {BASELINE}, but ends {lost}."
     bound = max(row.phases, key=lambda phase: row.phases[phase] or 0.0)
     how = "as soon as" if speedup > 1 / WORTH else f"{1 / speedup:.1f}x later than"
-    return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step is {bound}."
+    return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step goes into {bound}."
 
 
 def _lost(row: Row, baseline: Row) -> str:
@@ -146,7 +146,7 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
     table = Table(
         title=f"{', '.join(record.config['tasks'])}: {setting(record)}",
         title_justify="left", title_style="bold", caption=caption(record), caption_justify="left",
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0,
     )  # fmt: skip
     for name in ["task"] * several + ["scheme"]:
         table.add_column(name, vertical="bottom", overflow="fold")
@@ -177,7 +177,7 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
 
 def _on_two_lines(scheme: str) -> str:
     """Long spec text breaks before its options, not in the middle of a word."""
-    return scheme if len(scheme) <= 14 else scheme.replace("(", "\n (", 1)
+    return scheme if len(scheme) <= 20 else scheme.replace("(", "\n (", 1)
 
 
 def setting(record: Record) -> str:
