@@ -125,7 +125,7 @@ def _without_nan(tree: Any) -> Any:
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-def _number(value: float | None) -> float:
+def _number(value: Any) -> Any:
     return math.nan if value is None else value
 
 

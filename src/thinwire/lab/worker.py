@@ -163,6 +163,7 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
         "wire_seconds": stats["wire_seconds"] * share,
         "bytes_sent": stats["bytes_sent"],
         "bytes_dense": stats["bytes_dense"],
+        "messages": stats["messages"],
         "vnmse": probe.vnmse,
     }
 
