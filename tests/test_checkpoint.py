@@ -25,7 +25,9 @@ def run(model, optimizer, steps):
 
 
 def start(bucket_cap_mb, spec, feedback):
-    model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb)
+    # DDP rebuilds its buckets after a start's first step, unless it looks for unused parameters; schemes that choose over
+    # a bucket choose otherwise in other buckets.
+    model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb, find_unused_parameters=spec.startswith(BUCKETWISE))
     return (
         model,
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
