@@ -118,7 +118,7 @@ class Wire:
             "memory_bytes": float(self.memory.nbytes),
             "scratch_bytes": float(lane.scratch_bytes if lane else 0),
         }
-        return totals
+        return totals | self.scheme.report(self.memory)
 
     def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""
