@@ -27,7 +27,7 @@ def test_training_measures_the_error_of_the_mean_gradient():
 def test_best_is_judged_by_the_seeds_agreement():
     others = {"QSGD": [0.5, 0.5], "NQ": [0.6, 0.6], "TQ": [0.7, 0.7]}
     assert repro_tnq._accuracy_claim(2, others | {"TNQ": [0.70, 0.74]})["holds"]
-    assert repro_tnq._accuracy_claim(2, others | {"TNQ": [0.68, 0.71]})["holds"]
+    assert repro_tnq._accuracy_claim(2, others | {"TNQ": [0.66, 0.73]})["holds"]
     assert not repro_tnq._accuracy_claim(2, others | {"TNQ": [0.65, 0.66]})["holds"]
 
 
