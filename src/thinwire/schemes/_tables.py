@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,22 +31,30 @@ def check_scale(scheme: str, scale: str) -> None:
         raise ValueError(f"{scheme}: scale must be 'moments' or 'mean', got {scale!r}")
 
 
-def laplace_scales(bucket: Bucket, block: int, scale: str, largest: Tensor) -> Tensor:
-    """The Laplace scale c of every group, and its largest magnitude in `largest`, in one pass.
+class Statistics(NamedTuple):
+    """One number for each group."""
 
-    "mean": c = E|x|. "moments": c = (E x^2 / 2)^(3/4) / (E|x|)^(1/2), the same on Laplace data. Real gradients are more
-    than half near zero, with a wide tail; there E|x| is small, E x^2 / (2 E|x|) is the scale of the tail, and their
-    mean, geometric and weighted 1:3, the range that loses least (by trial, on gradients of small networks).
+    scale: Tensor  # of the Laplace distribution
+    mean: Tensor  # E|x|
+    largest: Tensor  # max |x|
+    square: Tensor  # the sum of x^2
+
+
+def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> Statistics:
+    """All that a range is chosen from, in one pass over the bucket; `like`: a number for each group.
+
+    scale "mean": c = E|x|. "moments": c = (E x^2 / 2)^(3/4) / (E|x|)^(1/2), the same on Laplace data. Real gradients
+    are more than half near zero, with a wide tail; there E|x| is small, E x^2 / (2 E|x|) is the scale of the tail, and
+    their mean, geometric and weighted 1:3, the range that loses least (by trial, on gradients of small networks).
     """
-    c, square = torch.empty_like(largest), torch.empty_like(largest)
-    starts = bucket.layout.starts
+    mean, largest, square = (torch.empty_like(like) for _ in range(3))
+    kernels.block_statistics(bucket.flat, bucket.layout.starts, block, absmean=mean, absmax=largest, square=square)
     if scale == "mean":
-        kernels.block_statistics(bucket.flat, starts, block, absmean=c, absmax=largest)
-        return c
-    kernels.block_statistics(bucket.flat, starts, block, absmean=c, absmax=largest, square=square)
+        return Statistics(mean, mean, largest, square)
     half = square / (2 * _lengths(bucket.layout, block).to(square.device))
     # A square that float32 cannot hold says nothing.
-    return torch.where((half > 2.0**-100) & torch.isfinite(half), half**0.75 / c.sqrt(), c)
+    c = torch.where((half > 2.0**-100) & torch.isfinite(half), half**0.75 / mean.sqrt(), mean)
+    return Statistics(c, mean, largest, square)
 
 
 @lru_cache(maxsize=256)

@@ -29,7 +29,7 @@ class TNQ(Codec):
     3. level_j = -3c sgn(2j - s) ln(1 - |2j - s|/(s + k)), j = 0..s.
     4. x lies between two neighbouring levels; send the upper with probability (x - lower)/(upper - lower).
 
-    The error stays under 27 c^2/(s + k)^2 per entry (see `theory`), and is unbiased inside [-a, a].
+    On Laplace data the error stays under 27 c^2/(s + k)^2 per entry (see `theory`); it is unbiased inside [-a, a].
     `model="powerlaw"` fits a power-law tail instead, and takes the threshold with the least predicted error.
     `budget` replaces `bits`: an average per coordinate, shared out over a bucket's tensors by the bound.
 
@@ -48,9 +48,7 @@ class TNQ(Codec):
     budget: float | None = None  # bits per coordinate on average, instead of `bits`
 
     unbiased: ClassVar[bool] = False
-    summary: ClassVar[str] = (
-        "truncated non-uniform quantisation; the least error at 2 to 8 bits on bell-shaped gradients"
-    )
+    summary: ClassVar[str] = "truncated non-uniform quantisation: the least error of the plain quantisers"
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 9):
@@ -106,9 +104,8 @@ class TNQ(Codec):
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)
         radius, shapes, codes = self._fields(out, layout)
-        largest = torch.empty_like(radius)
-        c = _tables.laplace_scales(bucket, self.block, self.scale, largest)
-        torch.minimum(c * self._threshold(bits), largest, out=radius)
+        group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
+        torch.minimum(group.scale * self._threshold(bits), group.largest, out=radius)
         if self.block:
             table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
             kernels.quantize_levels(
@@ -116,9 +113,9 @@ class TNQ(Codec):
                 keys=bucket.keys(), counters=layout.counters, out=codes, lost=bucket.lost,
             )  # fmt: skip
             return
-        self._fit_laplace(bucket, bits, c, largest, radius, shapes)
+        self._fit_laplace(group, bits, radius, shapes)
         if self.model == "powerlaw":
-            self._fit_tails(bucket, bits, largest, radius, shapes)
+            self._fit_tails(bucket, bits, group.largest, radius, shapes)
         _tables.encode(bucket, bits, radius, shapes, self._table_for(bits), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
@@ -127,15 +124,8 @@ class TNQ(Codec):
             raise ValueError(f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, shapes, codes = self._fields(data, layout)
         if self.block:
-            kernels.dequantize_levels_add(
-                codes,
-                layout.starts,
-                self.block,
-                _tables.laplace_blocks(bits, self.block, self._threshold(bits)),
-                radius,
-                weight,
-                out=out,
-            )
+            table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
+            kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
         else:
             _tables.decode_add(codes, layout, bits, radius, shapes, self._table_for(bits), weight, out)
 
@@ -157,20 +147,16 @@ class TNQ(Codec):
 
         return table
 
-    def _fit_laplace(
-        self, bucket: Bucket, bits: int, c: Tensor, largest: Tensor, radius: Tensor, shapes: Tensor
-    ) -> None:
+    def _fit_laplace(self, group: _tables.Statistics, bits: int, radius: Tensor, shapes: Tensor) -> None:
         """Choose between truncation and the whole range; write each tensor's radius and the shape of its levels.
 
         The whole range where nothing lies beyond the threshold, and where one entry holds most of the tensor's energy:
         there truncation would lose nearly all. One bit has no inner levels that a wide range could leave in place.
         """
-        square, mean = torch.empty_like(largest), torch.empty_like(largest)
-        kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmean=mean, square=square)
-        ratio = self._threshold(bits)
-        reach = largest / c  # NaN where the tensor is all zero or not finite: compares false
-        alone = (largest.double() ** 2 > 0.5 * square.double()) & torch.isfinite(reach) & (bits > 1)
-        reach = torch.where(alone, largest / mean, reach)
+        ratio, largest = self._threshold(bits), group.largest
+        reach = largest / group.scale  # NaN where the tensor is all zero or not finite: compares false
+        alone = (largest.double() ** 2 > 0.5 * group.square.double()) & torch.isfinite(reach) & (bits > 1)
+        reach = torch.where(alone, largest / group.mean, reach)
         whole = (reach < ratio) | alone
         shapes.zero_()
         shapes[:, 0] = torch.where(whole, _tables.coarse(reach), ratio)

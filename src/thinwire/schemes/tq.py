@@ -53,9 +53,8 @@ class TQ(Codec):
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         radius, codes = self._fields(out, bucket.layout)
-        largest = torch.empty_like(radius)
-        c = _tables.laplace_scales(bucket, self.block, self.scale, largest)
-        torch.minimum(c * theory.uniform_threshold(int(level)), largest, out=radius)
+        group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
+        torch.minimum(group.scale * theory.uniform_threshold(int(level)), group.largest, out=radius)
         kernels.quantize_uniform(
             bucket.flat, bucket.layout.starts, self.block, int(level), radius,
             keys=bucket.keys(), counters=bucket.layout.counters, out=codes, lost=bucket.lost,
