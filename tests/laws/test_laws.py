@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from specs import every_spec
+from specs import every_spec, sum_rounding
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec
 from thinwire.schemes import parse
@@ -116,8 +116,7 @@ def test_feedback_telescopes(spec, workers):
         came = came + simulation.reduce(tensors)
         exact = exact + sum(t.double() for t in tensors) / workers
     owed = sum(memory["tensor", "residual"].double() for memory in simulation.memories) / workers
-    # What a 16-bit sum rounds on the wire, no worker can know; everything else is remembered.
-    rounding = {"fp16": 1e-3, "bf16": 1e-2}.get(parse(spec).name, 1e-6)
+    rounding = sum_rounding(spec, exact=1e-6)
     assert (came + owed - exact).norm() <= rounding * (came.norm() + owed.norm())
 
 
