@@ -1,6 +1,6 @@
 """The schemes that laws run over: every one the registry finds, with its defaults, and the variants worth a look."""
 
-from thinwire.schemes import registry
+from thinwire.schemes import parse, registry
 
 VARIANTS = {
     "powersgd": ("powersgd(factor_rank=2, sided='one')",),
@@ -31,3 +31,10 @@ BUCKETWISE = ("regtopk", "topk", "topkc")
 
 def every_spec() -> list[str]:
     return [spec for name in registry() for spec in (name, *VARIANTS.get(name, ()))]
+
+
+def sum_rounding(spec: str, exact: float) -> float:
+    """What a 16-bit sum may round on the wire, where no worker can know it; `exact` for all other schemes."""
+    scheme = parse(spec)
+    wire = getattr(scheme, "values", "") if scheme.name in ("randomk", "topkc") else scheme.name
+    return {"fp16": 1e-3, "bf16": 1e-2}.get(wire, exact)

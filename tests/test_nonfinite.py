@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from models import digest, mlp
-from specs import every_spec
+from specs import every_spec, sum_rounding
 from test_ddp import MANY_BUCKETS, assert_replicas_equal, loss_of
 from world import run_world
 
@@ -65,8 +65,7 @@ def test_nonfinite_gradients_are_seen_and_forgotten(feedback, poison):
             came = sum(outcomes[0][3][step][0] for step in range(3))
             owed = sum(outcome[5] - outcome[2] for outcome in outcomes) / 2
             exact = sum(results[0][1][step][0] for step in range(3))
-            full = tw.parse(spec).spec
-            rounding = 1e-2 if "bf16" in full else 1e-3 if "fp16" in full else 1e-5  # of the sum itself
+            rounding = sum_rounding(spec, exact=1e-5)
             assert (came + owed - exact).abs().max() <= rounding * exact.abs().max(), spec
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from specs import every_spec
+from specs import every_spec, sum_rounding
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec
 from thinwire.schemes import parse
@@ -23,12 +23,6 @@ def gradient(*shape, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     x = torch.empty(shape).exponential_(generator=generator)
     return (x * torch.empty(shape).uniform_(-1, 1, generator=generator)).to(dtype)
-
-
-def sum_rounding(spec):
-    """The relative rounding of a scheme's float sums, by the dtype they travel in."""
-    full = parse(spec).spec
-    return 1e-2 if "bf16" in full else 1e-3 if "fp16" in full else 1e-6
 
 
 def error(estimate, exact):
@@ -123,8 +117,7 @@ def test_feedback_telescopes(spec, workers):
         came = came + simulation.reduce(tensors)
         exact = exact + sum(t.double() for t in tensors) / workers
     owed = sum(memory["tensor", "residual"].double() for memory in simulation.memories) / workers
-    # What a 16-bit sum rounds on the wire, no worker can know; everything else is remembered.
-    rounding = 1e-6 if parse(spec).rank_order else sum_rounding(spec)
+    rounding = sum_rounding(spec, exact=1e-6)
     assert (came + owed - exact).norm() <= rounding * (came.norm() + owed.norm())
 
 

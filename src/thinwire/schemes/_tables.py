@@ -53,7 +53,8 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
         return Statistics(mean, mean, largest, square)
     half = square / (2 * _lengths(bucket.layout, block).to(square.device))
     # A square that float32 cannot hold says nothing.
-    c = torch.where((half > 2.0**-100) & torch.isfinite(half), half**0.75 / mean.sqrt(), mean)
+    # By square roots, which round alike wherever in a tensor an entry lies; a vectorised power does not.
+    c = torch.where((half > 2.0**-100) & torch.isfinite(half), half.sqrt() * half.sqrt().sqrt() / mean.sqrt(), mean)
     return Statistics(c, mean, largest, square)
 
 
@@ -85,7 +86,7 @@ def laplace_blocks(bits: int, block: int, threshold: float) -> kernels.Levels:
 
 def coarse(ratio: Tensor) -> Tensor:
     """`ratio` up to the next 16th of a binary order: few enough values for their tables to be kept."""
-    return torch.exp2(torch.ceil(torch.log2(ratio) * 16) / 16)
+    return torch.exp2(torch.ceil(torch.log2(ratio.double()) * 16) / 16).to(ratio.dtype)
 
 
 def encode(bucket: Bucket, bits: int, radius: Tensor, shapes: Tensor, table: Table, codes: Tensor) -> None:
