@@ -24,7 +24,7 @@ demo: $(VENV)/installed
 	@$(BIN)/thinwire compare
 
 test: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not full"
 
 test-full: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m "full or not full"
@@ -40,6 +40,9 @@ format: $(VENV)/installed-dev
 
 bench: $(VENV)/installed
 	@$(BIN)/thinwire bench
+
+sanitize: $(VENV)/installed-dev
+	@bash native/sanitize.sh $(BIN)/python
 
 clean:
 	@rm -rf $(VENV) build

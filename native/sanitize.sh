@@ -4,6 +4,7 @@
 # The package is copied beside the sanitized module, so that the installed build is left alone. Leaks are not looked for:
 # the interpreter has its own. Any error ends the process, and with it the run.
 set -eu
+PATH=$(dirname "$1"):$PATH  # cmake may be there only
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$1
 shift

@@ -25,8 +25,8 @@ def run(model, optimizer, steps):
 
 
 def start(bucket_cap_mb, spec, feedback):
-    # DDP rebuilds its buckets after a start's first step, unless it looks for unused parameters; schemes that choose over
-    # a bucket choose otherwise in other buckets.
+    # DDP rebuilds its buckets after a start's first step, unless it looks for unused parameters; schemes that choose
+    # over a bucket choose otherwise in other buckets.
     model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb, find_unused_parameters=spec.startswith(BUCKETWISE))
     return (
         model,
