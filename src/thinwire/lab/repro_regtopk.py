@@ -214,7 +214,7 @@ def small_cnn(channels: int, size: int) -> nn.Module:
 def _image_table(quick: bool, data: Path | None, seeds: int, claims: list, progress: Progress) -> dict[str, Any]:
     dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
     source = "the embedded images" if data is None else "CIFAR-10"
-    training = ImageRun(steps=100 if quick else 600)
+    training = ImageRun(steps=100 if quick else 300)
     schemes = {
         "uncompressed": "fp32",
         "Top-k": "topk(density=0.001)",
