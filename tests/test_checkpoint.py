@@ -25,7 +25,9 @@ def run(model, optimizer, steps):
 
 
 def start(bucket_cap_mb, spec, feedback):
-    model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb)
+    # DDP rebuilds its buckets after a start's first step, unless it looks for unused parameters; schemes that choose over
+    # a bucket choose otherwise in other buckets.
+    model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb, find_unused_parameters=spec.startswith(BUCKETWISE))
     return (
         model,
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -66,11 +68,11 @@ def _resume(spec, feedback, folder, bucket_cap_mb):
 
 
 @pytest.mark.parametrize("feedback", ["auto", True])
-@pytest.mark.parametrize("spec", [spec for spec in every_spec() if not spec.startswith(BUCKETWISE)])
+@pytest.mark.parametrize("spec", every_spec())
 def test_resume_is_bit_identical_in_new_processes_and_other_buckets(spec, feedback, tmp_path):
     """Two ranks, because a float sum of more depends on where in its bucket a tensor lies (all-reduce slices)."""
     gone_on = run_world(_save_and_go_on, 2, spec, feedback, str(tmp_path))
-    for cap in (MANY_BUCKETS, 25):
+    for cap in (MANY_BUCKETS,) if spec.startswith(BUCKETWISE) else (MANY_BUCKETS, 25):
         resumed = run_world(_resume, 2, spec, feedback, str(tmp_path), cap)
         for (weights, steps), (expected, expected_steps) in zip(resumed, gone_on, strict=True):
             assert steps == expected_steps == 9
@@ -100,7 +102,7 @@ def test_torch_distributed_checkpoint_gives_each_rank_its_own_residual(tmp_path)
 
 
 def _distributed_checkpoint_elsewhere(folder, old_workers):
-    model, _, wire = start(MANY_BUCKETS, "qsgd", True)
+    _, _, wire = start(MANY_BUCKETS, "qsgd", True)
     state = {"wire": wire.state_dict(workers=old_workers)}
     dcp.load(state, checkpoint_id=folder)
     wire.load_state_dict(state["wire"])

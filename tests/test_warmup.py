@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from specs import every_spec
 
 import thinwire as tw
+from specs import every_spec
 
 
 @pytest.mark.parametrize("spec", [spec for spec in every_spec() if not tw.parse(spec).exact])

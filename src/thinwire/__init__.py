@@ -4,6 +4,7 @@ from thinwire import checkpoint, theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
+from thinwire.gossip import DPSGD, Choco, DeepSqueeze, Gossip, LostRank, PowerGossip, VirtualGossip, graphs
 from thinwire.schemes import parse
 from thinwire.schemes.cast import BF16, FP16, FP32
 from thinwire.schemes.eden import EDEN
@@ -23,6 +24,7 @@ from thinwire.schemes.tq import TQ
 
 __all__ = [
     "BF16",
+    "DPSGD",
     "EDEN",
     "FP16",
     "FP32",
@@ -32,7 +34,12 @@ __all__ = [
     "TNQ",
     "TQ",
     "AllReduce",
+    "Choco",
+    "DeepSqueeze",
+    "Gossip",
+    "LostRank",
     "Natural",
+    "PowerGossip",
     "PowerSGD",
     "RandomK",
     "RegTopK",
@@ -41,9 +48,11 @@ __all__ = [
     "TernGrad",
     "TopK",
     "TopKC",
+    "VirtualGossip",
     "Wire",
     "attach",
     "checkpoint",
+    "graphs",
     "parse",
     "theory",
 ]

@@ -27,22 +27,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
+TASKS, SCHEMES = list(compare_.DEFAULT_TASKS), list(compare_.DEFAULT_SCHEMES)
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
 
 
 @app.command()
 def compare(
-    task: Annotated[list[str], typer.Option(metavar="SPEC", help="mlp, cnn, ... or path.py:function; repeatable.")] = list(
-        compare_.DEFAULT_TASKS
-    ),
-    scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="See `thinwire list`; repeatable.")] = list(
-        compare_.DEFAULT_SCHEMES
-    ),
+    task: Annotated[list[str], typer.Option(metavar="SPEC", help="mlp, cnn, path.py:function; repeatable.")] = TASKS,
+    scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="See `thinwire list`; repeatable.")] = SCHEMES,
     exchange: Annotated[str, typer.Option(help=f"How workers talk: {', '.join(compare_.EXCHANGES)}.")] = "allreduce",
     network: Annotated[
         str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
     ] = compare_.DEFAULT_NETWORK,
-    seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows mean and spread.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows mean and spread.")] = 2,
     workers: Annotated[int, typer.Option(help="Processes that train together on this machine.")] = 4,
     steps: Annotated[int | None, typer.Option(help="Instead of the task's own number of steps.")] = None,
     data: Data = None,

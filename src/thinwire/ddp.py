@@ -6,7 +6,7 @@ import fnmatch
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -46,8 +46,8 @@ def attach(
     scheme: spec text such as "qsgd(bits=4)", or a Scheme.
     exchange: how workers talk; AllReduce over the model's process group unless given.
     feedback: "auto" (on for biased schemes), True or False.
-    exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns of
-        parameter names (empty: none), or a function of (name, parameter).
+    exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns
+        of parameter names (empty: none), or a function of (name, parameter).
     warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
@@ -289,7 +289,7 @@ class _Plug:
     Without a wire it does what plain DDP does.
     """
 
-    _plugs: weakref.WeakKeyDictionary[DistributedDataParallel, _Plug] = weakref.WeakKeyDictionary()
+    _plugs: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, _Plug]] = weakref.WeakKeyDictionary()
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group

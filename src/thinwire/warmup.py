@@ -4,56 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from thinwire.bucket import Bucket
 from thinwire.memory import Memory
 from thinwire.requests import Sum
-from thinwire.scheme import Conversation, Knob, Scheme
+from thinwire.scheme import Conversation, Scheme, Wrapper
 
 
 @dataclass(frozen=True)
-class WarmUp(Scheme):
+class WarmUp(Wrapper):
     """A scheme that holds back for its first steps, while gradients change fast and residuals would be stale.
 
     Before step `steps`: the exact mean, or the scheme itself at `milder`, a level of its knob. From then on:
     the scheme, at the level asked for. Goes inside error feedback, so that a dense step pays what is owed.
     """
 
-    scheme: Scheme
     steps: int
     milder: float | None = None
-
-    @property
-    def unbiased(self) -> bool:  # type: ignore[override]
-        return self.scheme.unbiased
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return self.scheme.exact
-
-    @property
-    def any_float(self) -> bool:  # type: ignore[override]
-        return self.scheme.any_float
-
-    @property
-    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
-        return self.scheme.shared_state
-
-    @property
-    def name(self) -> str:
-        return self.scheme.name
-
-    @property
-    def spec(self) -> str:
-        return self.scheme.spec
-
-    @property
-    def knob(self) -> Knob | None:
-        return self.scheme.knob
-
-    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
-        return self.scheme.init(name, like, seed)
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         if bucket.step >= self.steps:
@@ -72,9 +38,7 @@ def warm_up(scheme: Scheme, warmup_steps: int, warmup_level: float | None = None
     if warmup_level is not None:
         knob = scheme.knob
         if knob is None:
-            raise ValueError(
-                f"{scheme.name} has no level to turn, so warmup_level must be None, got {warmup_level!r}"
-            )
+            raise ValueError(f"{scheme.name} has no level to turn, so warmup_level must be None, got {warmup_level!r}")
         if not knob.menu[0] <= warmup_level <= knob.menu[-1]:
             raise ValueError(
                 f"warmup_level must be a {knob.name} of {scheme.name}, {knob.menu[0]}..{knob.menu[-1]}, "

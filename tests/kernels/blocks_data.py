@@ -36,9 +36,7 @@ def buffers(draw, *, finite: bool = False) -> Buffer:
     lengths = draw(st.lists(st.one_of(st.integers(0, 9), st.integers(60, 300)), max_size=4))
     if draw(st.integers(0, 19)) == 0:
         lengths.append(draw(st.integers(65_000, 140_000)))  # more than one piece of work
-    starts = torch.tensor(
-        [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int64
-    )
+    starts = torch.tensor([0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int64)
     numel, offset = int(starts[-1]), draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     scale = draw(st.sampled_from([1.0, 1.0, 1e-42, 1e-36, 1e30, 3e38]))

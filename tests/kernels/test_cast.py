@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 from thinwire import kernels
 from thinwire.kernels.reference import cast as reference
 
-EXAMPLES = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HALVES = [torch.float16, torch.bfloat16]
 
 
 def same(a, b):
     word = torch.int16 if a.element_size() == 2 else torch.int32
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(
-        a[~a.isnan()].view(word), b[~b.isnan()].view(word)
-    )
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a[~a.isnan()].view(word), b[~b.isnan()].view(word))
 
 
 @EXAMPLES

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from thinwire import kernels
 from thinwire.kernels.reference import integers as reference
 
-EXAMPLES = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPERATIONS = ["unpack_ints", "add_packed", "add_packed_saturating"]
 
 

@@ -16,9 +16,7 @@ from thinwire.kernels.reference import quantize as reference
 from thinwire.lab.bench_cases import tnq_levels
 from thinwire.randomness import mix
 
-EXAMPLES = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ranges = st.sampled_from(["absmax", "clipped", "zero", "tiny", "huge", "inf", "nan", "negative"])
 
 
@@ -40,8 +38,7 @@ def tables(draw) -> torch.Tensor:
         return tnq_levels(bits)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     gaps = torch.exp(
-        draw(st.sampled_from([0.1, 1.0, 4.0]))
-        * torch.randn(1 << bits, generator=generator, dtype=torch.float64)
+        draw(st.sampled_from([0.1, 1.0, 4.0])) * torch.randn(1 << bits, generator=generator, dtype=torch.float64)
     )
     gaps = gaps.clamp(min=1e-5 * float(gaps.sum()))  # float32 must tell all levels apart
     return (gaps.cumsum(0) - gaps.sum() / 2).to(torch.float32)
@@ -118,9 +115,7 @@ def test_values_on_a_level_keep_it(instructions, bits):
     decoded = torch.zeros(len(table))
     for number in range(20):
         keys, counters = torch.tensor([mix(number) - 2**63]), torch.zeros(1, dtype=torch.int64)
-        kernels.quantize_levels(
-            table, starts, 0, Levels(table), ones, keys=keys, counters=counters, out=codes
-        )
+        kernels.quantize_levels(table, starts, 0, Levels(table), ones, keys=keys, counters=counters, out=codes)
         kernels.dequantize_levels(codes, starts, 0, Levels(table), ones, 1.0, out=decoded)
         assert torch.equal(decoded, table)
 
@@ -170,9 +165,7 @@ def test_results_do_not_depend_on_threads(bits):
                 torch.zeros(300_001),
             )
             where = {"keys": buffer.keys, "counters": buffer.counters}
-            kernels.quantize_uniform(
-                buffer.x, buffer.starts, 0, bits, radius, **where, out=uniform, lost=lost
-            )
+            kernels.quantize_uniform(buffer.x, buffer.starts, 0, bits, radius, **where, out=uniform, lost=lost)
             kernels.quantize_levels(buffer.x, buffer.starts, 0, table, radius, **where, out=levels)
             kernels.dequantize_uniform_add(uniform, buffer.starts, 0, bits, radius, 1.0, out=out)
             outcomes.append((uniform, levels, lost, out))
@@ -214,9 +207,7 @@ def test_a_block_with_a_non_finite_value_decodes_to_nan(bad):
 def test_float64_runs_on_the_reference():
     x, starts, radius = torch.randn(100, dtype=torch.float64), torch.tensor([0, 100]), torch.full((1,), 4.0)
     codes, out = torch.zeros(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.float64)
-    kernels.quantize_uniform(
-        x, starts, 0, 8, radius, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes
-    )
+    kernels.quantize_uniform(x, starts, 0, 8, radius, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes)
     kernels.dequantize_uniform_add(codes, starts, 0, 8, radius, 1.0, out=out)
     assert float((x - out).abs().max()) <= 4.0 / 255 + 1e-6
 
@@ -233,9 +224,7 @@ def _call(**changes):
         "out": torch.zeros(50, dtype=torch.uint8),
         "lost": None,
     } | changes
-    x, starts, block, bits, radius = (
-        arguments.pop(name) for name in ("x", "starts", "block", "bits", "radius")
-    )
+    x, starts, block, bits, radius = (arguments.pop(name) for name in ("x", "starts", "block", "bits", "radius"))
     kernels.quantize_uniform(x, starts, block, bits, radius, **arguments)
 
 

@@ -13,9 +13,7 @@ from thinwire.kernels.reference.random import random_u32, random_unit
 from thinwire.randomness import key
 
 N = 1 << 17
-KEYS = [
-    key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)
-]
+KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)]
 
 
 def draws(number: int, first: int = 0) -> torch.Tensor:

@@ -11,9 +11,7 @@ from thinwire import kernels
 from thinwire.kernels import native
 from thinwire.kernels.reference import statistics as reference
 
-EXAMPLES = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def statistics(module, buffer, names=("absmean", "absmax", "square")):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -58,7 +59,7 @@ def test_a_failed_run_is_a_row_and_the_rest_goes_on(monkeypatch, console):
         return made_up(plan.scheme, 1.0, [0.9], reason=reason)
 
     monkeypatch.setattr(module, "execute", execute)
-    record = compare([TINY], ["fp32", "fp16", "bf16"], network="none", console=console)
+    record = compare([TINY], ["fp32", "fp16", "bf16"], network="none", seeds=1, console=console)
     assert [run.reason is None for run in record.runs] == [False, True, True]
     assert "fp32: Failed: worker 1 was killed by SIGKILL." in console.file.getvalue()
 
@@ -75,6 +76,27 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch, tmp_path, console):
     assert record.interrupted and [run.plan.scheme for run in record.runs] == ["fp16"]
     assert Record.load(file) == record and page.exists()
     assert "interrupted" in console.file.getvalue()
+
+
+@shaping
+def test_kill_9_of_a_worker_costs_its_row_only(monkeypatch, console):
+    execute = module.execute
+
+    def kill_a_worker(point):
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    def sabotaged(plan, links, on_point):
+        return execute(plan, links, kill_a_worker if plan.scheme == "fp32" else on_point)
+
+    monkeypatch.setattr(module, "execute", sabotaged)
+    record = compare(
+        ["regression(steps=60)"], ["fp32", "fp16"], network="shaped:1gbit", workers=2, seeds=1, console=console
+    )
+    failed, other = record.runs
+    assert failed.reason.endswith("was killed by SIGKILL") and failed.reason in console.file.getvalue()
+    assert other.reason is None and other.curve[-1].step == 60
+    assert multiprocessing.active_children() == []
+    assert not [namespace for namespace in shaped.existing() if f"tw-{os.getpid()}-" in namespace]
 
 
 @shaping
@@ -126,6 +148,16 @@ def test_shaped_without_root_is_one_line(monkeypatch, console):
     monkeypatch.setattr(shaped.os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match=r"cannot be had: .*; paced needs no privileges"):
         compare([TINY], ["fp16"], network="shaped:1mbit", console=console)
+
+
+def test_a_run_that_diverged_is_kept_as_valid_json(tmp_path):
+    run = made_up("fp16", 1.0, [float("nan"), float("inf")])
+    file = tmp_path / "record.json"
+    Record({"seeds": 1}, [run]).save(file)
+    assert "NaN" not in file.read_text() and "Infinity" not in file.read_text()
+    loaded = Record.load(file).runs[0]
+    assert math.isnan(loaded.curve[0].score) and loaded.seconds_to_target is None
+    assert loaded.totals == run.totals
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}'])

@@ -83,10 +83,11 @@ def test_metrics_that_fall():
 
 
 def test_the_table_fits_a_terminal_and_shows_every_row():
-    record = record_of(FP16, made_up("qsgd(bits=4)", 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
+    long = "powersgd(factor_rank=4, sided='one')"
+    record = record_of(FP16, made_up(long, 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
     console = Console(width=80, file=io.StringIO())
     console.print(table.render(record, table.summarise(record)))
     shown = console.file.getvalue()
     assert "…" not in shown
-    for text in ("fp16", "qsgd(bits=4)", "failed", "8.00x", "90.0%"):
+    for text in ("fp16", "powersgd", "(factor_rank", "failed", "8.00x", "90.0%", "10+5+35", "1e-02"):
         assert text in shown

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_laws import gradient
+from test_laws import error, gradient
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
@@ -64,6 +64,11 @@ def virtually(spec, feedback, route, workers):
     return means, simulation
 
 
+def exact_mean(step, workers):
+    flats = [torch.cat([t.reshape(-1) for t in inputs(step, worker).values()]) for worker in range(workers)]
+    return sum(flats) / workers
+
+
 def _all(specs):
     return {key: on_the_network(*key) for key in specs}
 
@@ -86,11 +91,14 @@ def test_network_equals_simulation(workers):
         for rank in range(workers):
             means, totals, memory = results[rank][case]
             sent += totals["bytes_sent"]
-            for mean, right in zip(means, expected, strict=True):
-                # With two workers a float sum has one order; with more an all-reduce has its own.
+            for step, (mean, right) in enumerate(zip(means, expected, strict=True)):
                 if workers == 2 or parse(case[0]).rank_order:
                     assert torch.equal(mean, right), case
-                torch.testing.assert_close(mean, right, rtol=2e-2, atol=2e-2)
+                else:
+                    # More than two floats are added in an order of the all-reduce's own. That may tip a choice between
+                    # two equals, so the entries may differ, but not how far they are from the truth.
+                    exact = exact_mean(step, workers)
+                    assert abs(error(mean, exact) - error(right, exact)) < 0.02 * (1 + error(right, exact)), case
             if workers == 2 or parse(case[0]).rank_order:
                 for key, tensor in simulation.memories[rank].items():
                     assert torch.equal(memory[key], tensor), (case, key)

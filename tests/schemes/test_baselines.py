@@ -77,6 +77,7 @@ def test_signsgd_is_sign_and_norm():
 
 def test_natural_says_powers_of_two():
     x = gaussian(5000) * 3
+    x = x[x.abs() > 2**-14 * 2 * x.abs().max()]  # smaller ones may become 0
     y = said("natural", x)
     exponents = y.abs().log2()
     assert torch.equal(exponents, exponents.round())
@@ -89,7 +90,7 @@ def test_natural_says_powers_of_two():
     ("eden(bits=5)", r"bits must be 1\.\.4, got 5"),
     ("eden(rotate=31)", r"rotate must be 6\.\.30 stages, got 31"),
     ("terngrad(clip=-1)", "clip must be 0"),
-    ("natural(bits=8)", r"bits must be 2\.\.7, got 8"),
+    ("natural(bits=8)", r"bits must be 2\.\.5, got 8"),
 ])  # fmt: skip
 def test_mistakes_are_named(spec, message):
     with pytest.raises(ValueError, match=message):

@@ -5,14 +5,14 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest
 from thinwire.bucket import Layout
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
+from world import run_world
 
 
 def low_rank(rank, rows=60, cols=40, seed=0):
@@ -65,18 +65,14 @@ def test_the_error_memories_are_those_of_the_paper_and_of_the_package():
             if sided == "two":
                 said = mean
             else:
-                q = orthonormal(
-                    tw.parse("powersgd(factor_rank=2, sided='one')").init("w", tensor, 0)["q"][:2]
-                )
+                q = orthonormal(tw.parse("powersgd(factor_rank=2, sided='one')").init("w", tensor, 0)["q"][:2])
                 said = tensor @ q.mT @ q
             torch.testing.assert_close(memory["w", "residual"], tensor - said)
 
 
 def test_equal_shapes_at_equal_distances_are_one_batch():
     block = [("{}.w", (64, 64)), ("{}.b", (64,)), ("{}.v", (64, 128))]
-    layout = Layout.of(
-        [(name.format(i), shape) for i in range(4) for name, shape in block] + [("end", (64, 64))]
-    )
+    layout = Layout.of([(name.format(i), shape) for i in range(4) for name, shape in block] + [("end", (64, 64))])
     plan = _plan(layout, PowerSGD(), 4)
     assert [batch.names for batch in plan.batches] == [
         ("0.w", "1.w", "2.w", "3.w", "end"),
@@ -92,9 +88,7 @@ def test_equal_shapes_at_equal_distances_are_one_batch():
 
 
 def test_batching_does_not_change_the_answer():
-    tensors = [
-        {name: low_rank(10, seed=7 * worker + i) for i, name in enumerate("abcd")} for worker in range(2)
-    ]
+    tensors = [{name: low_rank(10, seed=7 * worker + i) for i, name in enumerate("abcd")} for worker in range(2)]
     together = tw.Simulation("powersgd", workers=2).reduce(tensors)
     for name in "abcd":
         alone = tw.Simulation("powersgd", workers=2).reduce([{name: named[name]} for named in tensors])

@@ -14,9 +14,7 @@ def reduce(spec, *tensors, feedback=False):
     return tw.Simulation(spec, workers=len(tensors), feedback=feedback).reduce(list(tensors))
 
 
-@pytest.mark.parametrize(
-    "density, count", [(1e-9, 1), (0.001, 1), (0.0125, 12), (0.5, 500), (0.999, 999), (1, 1000)]
-)
+@pytest.mark.parametrize("density, count", [(1e-9, 1), (0.001, 1), (0.0125, 12), (0.5, 500), (0.999, 999), (1, 1000)])
 def test_keeps_exactly_k_of_the_largest(density, count):
     x = torch.randn(1000)
     kept = reduce(f"topk(density={density}, values='fp32')", x)

@@ -60,10 +60,7 @@ class Simulation:
         given = [t if isinstance(t, Mapping) else {"tensor": t} for t in tensors]
         layout = self._layout_of(given)
         dtype = next(iter(given[0].values())).dtype
-        if dtype in (torch.float16, torch.bfloat16) and not self.scheme.any_float:
-            working = torch.float32
-        else:
-            working = dtype
+        working = dtype if self.scheme.any_float else torch.promote_types(dtype, torch.float32)
         buckets = [
             Bucket(
                 torch.cat([named[name].detach().reshape(-1).to(working) for name in layout.names]),

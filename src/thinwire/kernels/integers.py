@@ -57,6 +57,4 @@ def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
 
 def _check(data: Tensor, width: int, values: Tensor) -> None:
     check.flat("integers", values, dtypes=(torch.int32,))
-    check.flat(
-        "packed", data, dtypes=(torch.uint8,), like=values, numel=packed_int_bytes(values.numel(), width)
-    )
+    check.flat("packed", data, dtypes=(torch.uint8,), like=values, numel=packed_int_bytes(values.numel(), width))

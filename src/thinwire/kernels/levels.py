@@ -26,9 +26,7 @@ class Levels:
     next: Tensor = field(
         init=False, repr=False
     )  # float32[2^bits]: the level that begins the next interval; NaN at the end
-    interval: Tensor = field(
-        init=False, repr=False
-    )  # float32[2^bits, 2]: each level, and 1 / the gap above it
+    interval: Tensor = field(init=False, repr=False)  # float32[2^bits, 2]: each level, and 1 / the gap above it
     cell: Tensor = field(
         init=False, repr=False
     )  # float32[cells, 2]: the interval it begins in (as int32), what ends that
@@ -45,9 +43,7 @@ class Levels:
                 f"levels must be 2, 4, ... 256 numbers in CPU memory, got {table.numel()} on {table.device}"
             )
         gaps = torch.diff(table)
-        if not bool((gaps > 2.0**-100).all()) or not bool(
-            torch.isfinite(table).all() & torch.isfinite(gaps).all()
-        ):
+        if not bool((gaps > 2.0**-100).all()) or not bool(torch.isfinite(table).all() & torch.isfinite(gaps).all()):
             raise ValueError(f"levels must be finite and strictly increasing, got {table.tolist()}")
         zero, nothing = torch.zeros(1), torch.full((2,), torch.nan)
         following = torch.cat([table[1:-1], nothing])

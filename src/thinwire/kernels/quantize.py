@@ -205,9 +205,7 @@ def _check_encode(x, starts, block, bits, ranges, keys, counters, out, lost) -> 
         check.flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=blocks.stretches)
         check.flat("counters", counters, dtypes=(torch.int64,), like=starts, numel=blocks.stretches)
         if max(counters.tolist(), default=0) + x.numel() > COUNTERS or min(counters.tolist(), default=0) < 0:
-            raise ValueError(
-                f"counters must stay in 0..2^32 to the end of the buffer, got {counters.tolist()[:8]}"
-            )
+            raise ValueError(f"counters must stay in 0..2^32 to the end of the buffer, got {counters.tolist()[:8]}")
 
 
 def _check_decode(codes, starts, block, bits, ranges, out) -> None:

@@ -35,9 +35,7 @@ def block_statistics(
         if out is not None:
             check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=sizes.count)
     native = for_tensors(x)
-    if native is None or any(
-        t is not None and t.dtype is not torch.float32 for t in (x, absmean, absmax, square)
-    ):
+    if native is None or any(t is not None and t.dtype is not torch.float32 for t in (x, absmean, absmax, square)):
         return reference.block_statistics(x, starts, block, absmean=absmean, absmax=absmax, square=square)
     native.block_statistics(
         x.data_ptr(), x.numel(), starts.data_ptr(), sizes.stretches, block,

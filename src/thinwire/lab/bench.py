@@ -18,9 +18,7 @@ import torch
 from thinwire.kernels import native
 from thinwire.lab.bench_cases import Case, all_cases
 
-REFERENCE_NUMEL = (
-    1_000_000  # references are slow: they run on at most so many entries, and once per call of `run`
-)
+REFERENCE_NUMEL = 1_000_000  # references are slow: they run on at most so many entries, and once per call of `run`
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,7 @@ def _quantizers() -> list[Case]:
         table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
         return lambda: module.dequantize_levels_add(codes, starts, BLOCK, table, ones, 0.5, out=out)
 
-    cases = [
-        _both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), quantize, 0.5) for b in BITS
-    ]
+    cases = [_both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), quantize, 0.5) for b in BITS]
     cases += [
         _both("uniform 4 bit, nearest", partial(uniform, 4, False, False), quantize, 0.5),
         _both("uniform 4 bit, stochastic, with residual", partial(uniform, 4, True, True), quantize),
@@ -147,9 +145,7 @@ def _integers() -> list[Case]:
         _both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5) for w in (4, 8, 11)
     ]
     saturating = partial(add, "add_packed_saturating")
-    cases += [
-        _both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)
-    ]
+    cases += [_both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)]
     return cases
 
 

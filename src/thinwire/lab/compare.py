@@ -19,7 +19,7 @@ from thinwire.lab.run import execute
 
 EXCHANGES = ("allreduce",)
 DEFAULT_TASKS = ("mlp(width=1024)",)
-DEFAULT_SCHEMES = ("fp32", "fp16", "qsgd(bits=4)")
+DEFAULT_SCHEMES = ("fp32", "fp16", "qsgd(bits=4)", "topkc(density=0.1)", "powersgd(factor_rank=4)")
 DEFAULT_NETWORK = "auto:100mbit"
 
 
@@ -29,7 +29,7 @@ def compare(
     *,
     exchange: str = "allreduce",
     network: str = DEFAULT_NETWORK,
-    seeds: int = 2,
+    seeds: int = 1,
     workers: int = 4,
     steps: int | None = None,
     data: Path | None = None,
@@ -92,6 +92,7 @@ def show(record: Record, console: Console) -> None:
         console.print("interrupted before the first run was finished")
         return
     console.print(table.render(record, rows))
+    console.print()
     for row in rows:
         task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
         console.print(f"{task}{row.scheme}: {row.verdict}", highlight=False, markup=False)

@@ -54,12 +54,13 @@ class LiveTable:
             )
 
     def __rich__(self) -> Group:
+        several = len({plan.task for plan in self._plans}) > 1
         table = Table(box=None, pad_edge=False)
-        for name in ("task", "scheme", "seed", "", "step", "loss", "score", "seconds"):
-            table.add_column(name, justify="left" if name in ("task", "scheme") else "right")
+        for name in (*["task"] * several, "scheme", "seed", "", "step", "loss", "score", "seconds"):
+            table.add_column(name, justify="left" if name in ("task", "scheme", "") else "right", no_wrap=True)
         first = max(0, min(len(self._finished) - ROWS // 2, len(self._plans) - ROWS))
         for number, plan in list(enumerate(self._plans))[first : first + ROWS]:
-            table.add_row(plan.task, plan.scheme, str(plan.seed), *self._cells(number))
+            table.add_row(*[plan.task] * several, plan.scheme, str(plan.seed), *self._cells(number))
         return Group(Text(f"run {min(len(self._finished) + 1, len(self._plans))} of {len(self._plans)}"), table)
 
     def _cells(self, number: int) -> list[Text | ProgressBar | str]:
@@ -70,7 +71,7 @@ class LiveTable:
         else:
             run = self._finished[number]
             if run.reason is not None:
-                return [Text("failed: " + run.reason, style="red", overflow="ellipsis", no_wrap=True)]
+                return [Text("failed: " + run.reason, style="red", overflow="ellipsis")]
             point, steps, metric = run.curve[-1], run.steps, run.metric
         bar = ProgressBar(steps, point.step if point else 0, width=20)
         if point is None:
@@ -79,7 +80,7 @@ class LiveTable:
             bar,
             f"{point.step}/{steps}",
             f"{point.loss:.3f}",
-            score_text(metric, point.score),
+            score_text(metric, point.score, short=True),
             f"{point.seconds:.1f}",
         ]
 

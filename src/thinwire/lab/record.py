@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from dataclasses import asdict, dataclass, field, fields
@@ -90,7 +91,7 @@ class Record:
 
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        file.write_text(json.dumps(_without_nan(asdict(self)), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, file: Path) -> Record:
@@ -102,11 +103,30 @@ class Record:
             raise ValueError(f"{file} is not JSON: {error}") from None
         if not isinstance(read, dict) or read.get("format") != FORMAT or set(read) != {f.name for f in fields(cls)}:
             raise ValueError(f"{file} is not a record of `thinwire compare` (format {FORMAT})")
-        read["runs"] = [
-            Run(**{**run, "plan": Plan(**run["plan"]), "curve": [Point(**point) for point in run["curve"]]})
-            for run in read["runs"]
-        ]
+        try:
+            read["runs"] = [_run(run) for run in read["runs"]]
+        except (TypeError, KeyError, AttributeError):
+            raise ValueError(f"{file} holds a run that cannot be read") from None
         return cls(**read)
+
+
+def _run(read: dict[str, Any]) -> Run:
+    points = [Point(**{name: _number(value) for name, value in point.items()}) for point in read["curve"]]
+    totals = {name: _number(value) for name, value in read["totals"].items()}
+    return Run(**{**read, "plan": Plan(**read["plan"]), "curve": points, "totals": totals})
+
+
+def _without_nan(tree: Any) -> Any:
+    """JSON has no NaN and no infinity; what training brought to them is written as null."""
+    if isinstance(tree, dict):
+        return {name: _without_nan(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_without_nan(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else value
 
 
 def _machine() -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _verdict(row: Row, baseline: Row | None) -> str:
         return f"Reaches {target} {speedup:.1f}x sooner than {BASELINE}, but ends {lost}."
     bound = max(row.phases, key=lambda phase: row.phases[phase] or 0.0)
     how = "as soon as" if speedup > 1 / WORTH else f"{1 / speedup:.1f}x later than"
-    return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step is {bound}."
+    return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step goes into {bound}."
 
 
 def _lost(row: Row, baseline: Row) -> str:
@@ -146,17 +146,17 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
     table = Table(
         title=f"{', '.join(record.config['tasks'])}: {setting(record)}",
         title_justify="left", title_style="bold", caption=caption(record), caption_justify="left",
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0,
     )  # fmt: skip
     for name in ["task"] * several + ["scheme"]:
-        table.add_column(name, no_wrap=True, vertical="bottom")
+        table.add_column(name, vertical="bottom", overflow="fold")
     for name in (
         "seconds\nto target", "final\nscore", "steps\n/s", "MB\n/step", "vNMSE",
         "compute\n+encode\n+wire ms", "vs\nfp16", "vs\nfp32",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
-        head = [row.task] * several + [row.scheme]
+        head = [row.task] * several + [_on_two_lines(row.scheme)]
         if not row.runs:
             table.add_row(*head, Text("failed", style="red"), *[""] * 7)
             continue
@@ -175,6 +175,11 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
     return table
 
 
+def _on_two_lines(scheme: str) -> str:
+    """Long spec text breaks before its options, not in the middle of a word."""
+    return scheme if len(scheme) <= 20 else scheme.replace("(", "\n (", 1)
+
+
 def setting(record: Record) -> str:
     """Workers, exchange, network and seeds, in words."""
     config = record.config
@@ -188,16 +193,23 @@ def caption(record: Record) -> str:
     lines.append(f"{machine['cores']} cores of {machine['cpu']}; torch {record.versions['torch']}")
     if record.config.get("why_paced"):
         lines.append(f"paced, not shaped: {record.config['why_paced']}")
-    apart = [
-        abs(run.totals["interface_payload_bytes"] / run.totals["bytes_sent"] - 1)
-        for run in record.runs
-        if run.totals.get("bytes_sent") and "interface_payload_bytes" in run.totals
-    ]
-    if apart:
-        lines.append(f"counted bytes and the interfaces' own differ by at most {max(apart):.1%}")
+    lines.extend(_ledger_check(record))
     if record.interrupted:
         lines.append("interrupted: only what was finished is shown")
     return "\n".join(lines)
+
+
+def _ledger_check(record: Record) -> list[str]:
+    """How many more bytes the interfaces counted than the ledger, TCP/IP headers taken off: over all, and at most."""
+    counted = [run for run in record.runs if run.totals.get("bytes_sent") and "interface_bytes" in run.totals]
+    if not counted:
+        return []
+    over = {run.plan.scheme: run.totals["interface_payload_bytes"] / run.totals["bytes_sent"] - 1 for run in counted}
+    total = sum(run.totals["interface_payload_bytes"] for run in counted) / sum(
+        run.totals["bytes_sent"] for run in counted
+    )
+    worst = max(over, key=lambda scheme: abs(over[scheme]))
+    return [f"the interfaces sent {total - 1:+.1%} against the ledger's bytes; {over[worst]:+.1%} under {worst}"]
 
 
 def target_text(row: Row) -> str:

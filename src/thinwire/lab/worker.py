@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,13 +58,15 @@ class Failure:
 
 def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: Connection) -> None:
     """The whole life of a worker process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no worker outlives its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     torch.set_num_threads(1)
     try:
         if namespace is not None:
             shaped.enter(namespace)
-        os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else "lo"
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else loopback
         # A file tells the workers of each other: no port to find free, and no traffic on the links.
         dist.init_process_group(
             "gloo",
@@ -160,6 +163,7 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
         "wire_seconds": stats["wire_seconds"] * share,
         "bytes_sent": stats["bytes_sent"],
         "bytes_dense": stats["bytes_dense"],
+        "messages": stats["messages"],
         "vnmse": probe.vnmse,
     }
 

@@ -19,23 +19,24 @@ class Natural(Codec):
     """Each entry becomes 0 or +-2^e, one of the two powers of two around it, unbiased; the variance is x^2/8 at most.
 
     Exponents count down from the tensor's largest entry: 2^(bits-1) - 1 of them, then 0.
-    Differs from the paper: a code has 7 bits instead of 9, because exponents are relative to the tensor's largest entry
-    (63 of them reach 18 decades down; the bound holds above that). Fewer bits are the paper's natural dithering.
+    Differs from the paper: a code has 5 bits instead of 9, because exponents are relative to the tensor's largest entry
+    and end 2^-14 below it; what is smaller still is rounded at random, up to there or to 0. The paper calls fewer
+    levels natural dithering.
     """
 
-    bits: int = 7  # lower => fewer bytes, fewer powers of two: more error on small entries
+    bits: int = 5  # lower => fewer bytes, fewer powers of two: more error on small entries
 
     unbiased: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     summary: ClassVar[str] = "powers of two only: unbiased, small error on entries of every size"
 
     def __post_init__(self) -> None:
-        if self.bits not in range(2, 8):
-            raise ValueError(f"natural: bits must be 2..7, got {self.bits!r}")
+        if self.bits not in range(2, 6):
+            raise ValueError(f"natural: bits must be 2..5, got {self.bits!r}")
 
     @property
     def knob(self) -> Knob:
-        return Knob("bits", (2, 3, 4, 5, 6, 7), self.bits)
+        return Knob("bits", (2, 3, 4, 5), self.bits)
 
     def nbytes(self, layout: Layout, level: float) -> int:
         return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, int(level))

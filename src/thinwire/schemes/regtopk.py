@@ -44,9 +44,7 @@ class RegTopK(Scheme):
         if not self.mu > 0:
             raise ValueError(f"regtopk: mu must be above 0, got {self.mu!r}")
         if self.denominator not in ("previous", "current"):
-            raise ValueError(
-                f"regtopk: denominator must be 'previous' or 'current', got {self.denominator!r}"
-            )
+            raise ValueError(f"regtopk: denominator must be 'previous' or 'current', got {self.denominator!r}")
         _ = self._message
 
     @property

@@ -51,9 +51,7 @@ class Message:
             return cls(DTYPES[values], None)
         codec = parse(values)
         if not isinstance(codec, Codec) or codec.grain is None:
-            raise ValueError(
-                f"{scheme}: values must be {', '.join(DTYPES)} or a quantiser's spec, got {values!r}"
-            )
+            raise ValueError(f"{scheme}: values must be {', '.join(DTYPES)} or a quantiser's spec, got {values!r}")
         return cls(None, codec)
 
     def nbytes(self, layout: Layout, count: int) -> int:
@@ -76,9 +74,7 @@ class Message:
     def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> None:
         expected = self.nbytes(layout, count)
         if data.numel() != expected:
-            raise ValueError(
-                f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}"
-            )
+            raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         size = self._value_bytes(layout, count)
         places = kernels.decode_indices(data[size:], count, layout.numel)
         if self.codec is None:
@@ -100,9 +96,7 @@ class Message:
             rounding = bucket.scratch.take("sparse-rounding", values.numel(), values.dtype, values.device)
         if self.codec is not None:
             layout = kept_layout(bucket.layout, values.numel())
-            self.codec.encode(
-                replace(bucket, flat=values, layout=layout, lost=rounding), self.codec.level, out
-            )
+            self.codec.encode(replace(bucket, flat=values, layout=layout, lost=rounding), self.codec.level, out)
             return rounding
         wire = out.view(self.dtype)
         kernels.scale_cast(values, 1.0, wire)
@@ -144,9 +138,7 @@ def _mean_of(bucket: Bucket, values: str) -> Conversation:
 def check_shared_values(scheme: str, values: str) -> None:
     """`values` may be any scheme that remembers nothing: which entries are kept changes from step to step."""
     if values != "fp64" and parse(values).init("", torch.zeros(1024, 1024), 0):
-        raise ValueError(
-            f"{scheme}: values must be {', '.join(DTYPES)} or a scheme without memory, got {values!r}"
-        )
+        raise ValueError(f"{scheme}: values must be {', '.join(DTYPES)} or a scheme without memory, got {values!r}")
 
 
 @lru_cache(maxsize=1024)

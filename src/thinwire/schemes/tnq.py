@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,51 +24,56 @@ SAMPLE = 16384  # entries of a tensor that a tail is fitted to
 class TNQ(Codec):
     """Each entry becomes one of 2^bits levels over [-a, a], denser where the gradient's density is.
 
-    1. c = mean |x| of the tensor: the scale of a Laplace distribution.
+    1. c = the scale of a Laplace distribution, from the moments of the group (`scale`).
     2. a = 3c ln(1 + s/k), s = 2^bits - 1: clip to [-a, a].
     3. level_j = -3c sgn(2j - s) ln(1 - |2j - s|/(s + k)), j = 0..s.
     4. x lies between two neighbouring levels; send the upper with probability (x - lower)/(upper - lower).
 
-    The error stays under 27 c^2/(s + k)^2 per entry (see `theory`), and is unbiased inside [-a, a].
+    On Laplace data the error stays under 27 c^2/(s + k)^2 per entry (see `theory`); it is unbiased inside [-a, a].
     `model="powerlaw"` fits a power-law tail instead, and takes the threshold with the least predicted error.
     `budget` replaces `bits`: an average per coordinate, shared out over a bucket's tensors by the bound.
 
-    Ours, not the paper's: a range never exceeds a tensor's largest entry, so constant tensors are exact from 2 bits on;
-    a tensor is not truncated where its largest entry alone would lose more than the bound gains (one entry is all);
-    inside the knee of a power law the density is even; and the closed forms are derived from the published bound.
+    Ours, not the paper's: the scale uses two moments instead of mean |x|, and belongs to 1024 entries, since real
+    gradients are sparser and less alike than Laplace; a range never exceeds the largest entry, so constant tensors are
+    exact from 2 bits on; a tensor (not a block) is not truncated where one entry holds most of its energy; inside the
+    knee of a power law the density is even; and the closed forms are derived from the published bound.
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = "tensor"  # what shares a scale; a number of entries: lower => less error, more scales
+    group: str | int = "auto"  # what shares a scale: "tensor" or a number of entries; auto: 1024, power laws: tensor
     model: str = "laplace"  # "powerlaw" for heavier tails
     constant: str = "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
+    scale: str = "moments"  # how the scale is estimated; "mean" => the paper's mean |x|, best on pure Laplace data
     levels: str = "nonuniform"  # of the power law: also "uniform", "biscaled"
     budget: float | None = None  # bits per coordinate on average, instead of `bits`
 
     unbiased: ClassVar[bool] = False
-    summary: ClassVar[str] = (
-        "truncated non-uniform quantisation; the least error at 2 to 8 bits on bell-shaped gradients"
-    )
+    summary: ClassVar[str] = "truncated non-uniform quantisation: the least error of the plain quantisers"
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 9):
             raise ValueError(f"tnq: bits must be 1..8, got {self.bits!r}")
-        check_group("tnq", self.group)
+        if self.group != "auto":
+            _tables.check_group("tnq", self.group)
         if self.model not in ("laplace", "powerlaw"):
             raise ValueError(f"tnq: model must be 'laplace' or 'powerlaw', got {self.model!r}")
+        _tables.check_scale("tnq", self.scale)
         if self.constant not in theory.CONSTANTS:
             raise ValueError(f"tnq: constant must be 'worst' or 'average', got {self.constant!r}")
         if self.levels not in theory.SHAPES:
             raise ValueError(f"tnq: levels must be one of {', '.join(theory.SHAPES)}, got {self.levels!r}")
         if self.model == "laplace" and self.levels != "nonuniform":
             raise ValueError(f"tnq: levels={self.levels!r} needs model='powerlaw'; uniform levels for Laplace are tq")
-        if self.model == "powerlaw" and self.group != "tensor":
+        if self.model == "powerlaw" and self.block:
             raise ValueError(f"tnq: model='powerlaw' fits whole tensors: group must be 'tensor', got {self.group!r}")
         if self.budget is not None and not 1 <= self.budget <= 8:
             raise ValueError(f"tnq: budget must be 1..8 bits per coordinate, got {self.budget!r}")
 
     @property
     def block(self) -> int:
+        """Entries that share a scale; 0: the tensor's."""
+        if self.group == "auto":
+            return 0 if self.model == "powerlaw" else _tables.BLOCK
         return 0 if isinstance(self.group, str) else self.group
 
     @property
@@ -100,18 +104,18 @@ class TNQ(Codec):
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)
         radius, shapes, codes = self._fields(out, layout)
-        c, largest = torch.empty_like(radius), torch.empty_like(radius)
-        kernels.block_statistics(bucket.flat, layout.starts, self.block, absmean=c, absmax=largest)
-        torch.minimum(c * self._threshold(bits), largest, out=radius)
+        group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
+        torch.minimum(group.scale * self._threshold(bits), group.largest, out=radius)
         if self.block:
+            table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
             kernels.quantize_levels(
-                bucket.flat, layout.starts, self.block, self._block_table(bits), radius,
+                bucket.flat, layout.starts, self.block, table, radius,
                 keys=bucket.keys(), counters=layout.counters, out=codes, lost=bucket.lost,
             )  # fmt: skip
             return
-        self._fit_laplace(layout, bits, c, largest, radius, shapes)
+        self._fit_laplace(group, bits, radius, shapes)
         if self.model == "powerlaw":
-            self._fit_tails(bucket, bits, largest, radius, shapes)
+            self._fit_tails(bucket, bits, group.largest, radius, shapes)
         _tables.encode(bucket, bits, radius, shapes, self._table_for(bits), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
@@ -120,9 +124,8 @@ class TNQ(Codec):
             raise ValueError(f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         radius, shapes, codes = self._fields(data, layout)
         if self.block:
-            kernels.dequantize_levels_add(
-                codes, layout.starts, self.block, self._block_table(bits), radius, weight, out=out
-            )
+            table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
+            kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
         else:
             _tables.decode_add(codes, layout, bits, radius, shapes, self._table_for(bits), weight, out)
 
@@ -136,34 +139,25 @@ class TNQ(Codec):
         """The truncation threshold, in scales."""
         return theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
 
-    def _block_table(self, bits: int) -> kernels.Levels:
-        """One shape for all blocks. Their largest entry lies ln(block) + 0.58 scales out on average, by Laplace's law:
-        where truncation lies farther out than that, levels beyond would go unused.
-        """
-        return _table(bits, min(self._threshold(bits), math.log(self.block) + 0.58))
-
     def _table_for(self, bits: int) -> _tables.Table:
         def table(shape: tuple[float, ...]) -> kernels.Levels:
             if len(shape) == 1 or shape[1] == 0:
-                return _table(bits, shape[0])
+                return _tables.laplace(bits, shape[0])
             return _power_law_table(bits, self.levels, *shape)
 
         return table
 
-    def _fit_laplace(
-        self, layout: Layout, bits: int, c: Tensor, largest: Tensor, radius: Tensor, shapes: Tensor
-    ) -> None:
+    def _fit_laplace(self, group: _tables.Statistics, bits: int, radius: Tensor, shapes: Tensor) -> None:
         """Choose between truncation and the whole range; write each tensor's radius and the shape of its levels.
 
-        Truncation is charged what the largest entry alone loses by it: on a Laplace tensor next to nothing, but all
-        there is where one entry holds everything. One bit has no inner levels that a wide range could leave in place.
+        The whole range where nothing lies beyond the threshold, and where one entry holds most of the tensor's energy:
+        there truncation would lose nearly all. One bit has no inner levels that a wide range could leave in place.
         """
-        ratio = self._threshold(bits)
-        reach = largest.double() / c.double()  # NaN where the tensor is all zero or not finite: compares false
-        numel = torch.diff(layout.starts).to(reach.device)
-        charged = theory.laplace_bound(bits) + (reach - ratio) ** 2 / numel
-        whole = theory.laplace_range_bound(bits, reach) < charged if bits > 1 else torch.zeros_like(reach).bool()
-        whole |= reach < ratio
+        ratio, largest = self._threshold(bits), group.largest
+        reach = largest / group.scale  # NaN where the tensor is all zero or not finite: compares false
+        alone = (largest.double() ** 2 > 0.5 * group.square.double()) & torch.isfinite(reach) & (bits > 1)
+        reach = torch.where(alone, largest / group.mean, reach)
+        whole = (reach < ratio) | alone
         shapes.zero_()
         shapes[:, 0] = torch.where(whole, _tables.coarse(reach), ratio)
         radius.copy_(torch.where(whole, largest, radius))
@@ -228,22 +222,9 @@ class TNQ(Codec):
         return bucket.flat
 
 
-def check_group(scheme: str, group: str | int) -> None:
-    """A group is "tensor", or a number of entries that fills whole bytes at any width."""
-    if group != "tensor" and (not isinstance(group, int) or group < 8 or group % 8):
-        raise ValueError(f"{scheme}: group must be 'tensor' or a positive multiple of 8, got {group!r}")
-
-
 def _fallback_counter(bucket: Bucket) -> Tensor:
     """Where encoders leave the number of fallbacks for the conversation, which alone has memory."""
     return bucket.scratch.take("tnq-fallbacks", 1, torch.int64)
-
-
-@lru_cache(maxsize=1024)
-def _table(bits: int, ratio: float) -> kernels.Levels:
-    if not 0 < ratio < float("inf"):
-        raise ValueError(f"tnq: a range of {ratio} scales in a payload")
-    return kernels.Levels(torch.tensor(theory.laplace_unit_levels(bits, ratio), dtype=torch.float32))
 
 
 @lru_cache(maxsize=1024)

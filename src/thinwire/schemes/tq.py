@@ -11,19 +11,21 @@ from torch import Tensor
 from thinwire import kernels, theory
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec, Knob
+from thinwire.schemes import _tables
 
 
 @dataclass(frozen=True)
 class TQ(Codec):
     """Each entry becomes one of 2^bits levels, evenly spaced over [-a, a].
 
-    1. c = mean |x| over the group, the scale of a Laplace distribution.
+    1. c = the scale of a Laplace distribution, from the moments of the group (`scale`).
     2. a = c W(s^2), s = 2^bits - 1, W Lambert's function, and never more than the largest magnitude: clip to [-a, a].
     3. Round at random to a neighbouring level, unbiased inside [-a, a].
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = "tensor"  # what shares a scale; a number of entries: lower => less error, more scales
+    group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of entries; lower => more scales
+    scale: str = "moments"  # how the scale is estimated; "mean" => mean |x|, best on pure Laplace data
 
     unbiased: ClassVar[bool] = False
     summary: ClassVar[str] = "truncated uniform quantisation; TNQ with even levels"
@@ -31,8 +33,8 @@ class TQ(Codec):
     def __post_init__(self) -> None:
         if self.bits not in range(1, 9):
             raise ValueError(f"tq: bits must be 1..8, got {self.bits!r}")
-        if self.group != "tensor" and (not isinstance(self.group, int) or self.group < 8 or self.group % 8):
-            raise ValueError(f"tq: group must be 'tensor' or a positive multiple of 8, got {self.group!r}")
+        _tables.check_group("tq", self.group)
+        _tables.check_scale("tq", self.scale)
 
     @property
     def block(self) -> int:
@@ -51,9 +53,8 @@ class TQ(Codec):
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         radius, codes = self._fields(out, bucket.layout)
-        c, largest = torch.empty_like(radius), torch.empty_like(radius)
-        kernels.block_statistics(bucket.flat, bucket.layout.starts, self.block, absmean=c, absmax=largest)
-        torch.minimum(c * theory.uniform_threshold(int(level)), largest, out=radius)
+        group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
+        torch.minimum(group.scale * theory.uniform_threshold(int(level)), group.largest, out=radius)
         kernels.quantize_uniform(
             bucket.flat, bucket.layout.starts, self.block, int(level), radius,
             keys=bucket.keys(), counters=bucket.layout.counters, out=codes, lost=bucket.lost,
