@@ -156,8 +156,8 @@ def _toy_table(claims: list) -> dict[str, Any]:
             "holds": all(abs(loss - 0.3133) < 0.0005 for loss in stuck),
         }
     )
-    rows = [[name, *(round(loss, 4) for loss in losses[name])] for name in schemes]
-    return {"title": "Toy: loss by step", "columns": ["scheme", *map(str, TOY_STEPS)], "rows": rows}
+    rows = [[step, *(round(losses[name][i], 4) for name in schemes)] for i, step in enumerate(TOY_STEPS)]
+    return {"title": "Toy: loss by step", "columns": ["step", *schemes], "rows": rows}
 
 
 # -- images --------------------------------------------------------------------------------------------------
