@@ -7,13 +7,13 @@ import thinwire as tw
 
 EXACT = [  # nothing is rounded by a sum on the wire
     "topk(density=0.05, values='fp16')",
-    "topk(density=0.05, values='qsgd(bits=3)')",
+    "topk(density=0.05, values='tnq(bits=4)')",
     "regtopk(density=0.05, mu=1)",
     "regtopk(density=0.05, mu=4, denominator='current', values='qsgd(bits=4)')",
     "randomk(density=0.05, values='fp32')",
     "randomk(density=0.05, values='qsgd(bits=4)')",
     "topkc(density=0.1, chunk=16, values='fp32')",
-    "topkc(density=0.1, chunk=16, values='qsgd(bits=4)')",
+    "topkc(density=0.1, chunk=16, values='tnq(bits=4)')",
     "powersgd(factor_rank=2)",
     "powersgd(factor_rank=2, sided='one')",
 ]

@@ -156,8 +156,8 @@ def _toy_table(claims: list) -> dict[str, Any]:
             "holds": all(abs(loss - 0.3133) < 0.0005 for loss in stuck),
         }
     )
-    rows = [[name, *(round(loss, 4) for loss in losses[name])] for name in schemes]
-    return {"title": "Toy: loss by step", "columns": ["scheme", *map(str, TOY_STEPS)], "rows": rows}
+    rows = [[step, *(round(losses[name][i], 4) for name in schemes)] for i, step in enumerate(TOY_STEPS)]
+    return {"title": "Toy: loss by step", "columns": ["step", *schemes], "rows": rows}
 
 
 # -- images --------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def small_cnn(channels: int, size: int) -> nn.Module:
 def _image_table(quick: bool, data: Path | None, seeds: int, claims: list, progress: Progress) -> dict[str, Any]:
     dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
     source = "the embedded images" if data is None else "CIFAR-10"
-    training = ImageRun(steps=100 if quick else 600)
+    training = ImageRun(steps=100 if quick else 300)
     schemes = {
         "uncompressed": "fp32",
         "Top-k": "topk(density=0.001)",
