@@ -201,11 +201,12 @@ def _training_table(quick: bool, seeds: int, claims: list, progress: Progress) -
         rows.append([name, bits, seeds, round(mean(accuracies), 4), round(spread, 4), round(mean(errors), 4)])
         return accuracies, mean(errors)
 
-    measure("uncompressed", 32, "fp32", False)
+    uncompressed = mean(measure("uncompressed", 32, "fp32", False)[0])
     for bits in BITS[:1] if quick else BITS:
         results = {name: measure(name, bits, _spec(name, bits), False) for name in FAMILY}
         measure("TNQ with error memory", bits, _spec("TNQ", bits), True)
         claims.append(_accuracy_claim(bits, {name: result[0] for name, result in results.items()}))
+        claims[-1]["measured"] += f"; uncompressed {uncompressed:.4f}"
         errors = {name: result[1] for name, result in results.items()}
         least = min(errors, key=lambda name: errors[name])
         claims.append({
