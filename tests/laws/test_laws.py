@@ -203,6 +203,10 @@ def test_virtual_workers_answer_mistakes():
         tw.Simulation("fp32", workers=0)
     with pytest.raises(ValueError, match="route must be one of auto, gather, two-shot, got 'ring'"):
         tw.Simulation("fp32", workers=2, route="ring")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="topk payloads cannot be cut into parts; accepted routes: auto, gather"):
+        tw.Simulation("topk", workers=2, route="two-shot")
+    with pytest.raises(ValueError, match="cannot be cut into parts"):
+        tw.Simulation("regtopk", workers=2, route="two-shot").reduce([torch.ones(9), torch.ones(9)])
     with pytest.raises(ValueError, match="feedback must be 'auto', True or False, got 'on'"):
         tw.Simulation("fp32", workers=2, feedback="on")
     with pytest.raises(ValueError, match="each of 2 workers, got 1"):

@@ -24,7 +24,7 @@ from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.lane import Lane, Talk
 from thinwire.ledger import Ledger
 from thinwire.requests import Max, Mean, Request, Sum
-from thinwire.scheme import Codec, Conversation, Scheme
+from thinwire.scheme import Conversation, Scheme
 
 
 class AllReduce:
@@ -45,8 +45,7 @@ class AllReduce:
         """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
-        if self.route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
-            raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
+        arithmetic.check_route(self.route, scheme)
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)

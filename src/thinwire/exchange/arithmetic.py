@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire import kernels, randomness
 from thinwire.bucket import Bucket, Layout
 from thinwire.requests import Mean
-from thinwire.scheme import Codec
+from thinwire.scheme import Codec, Scheme, Wrapper
 
 Route: TypeAlias = Literal["auto", "gather", "two-shot"]
 ROUTES = ("auto", "gather", "two-shot")
@@ -26,9 +26,21 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
+def check_route(route: str, scheme: Scheme) -> None:
+    """Raise ValueError for a route that is none, or that `scheme`'s payloads cannot take."""
+    if route not in ROUTES:
+        raise ValueError(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
+    while isinstance(scheme, Wrapper):
+        scheme = scheme.scheme
+    if route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
+        raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
+
+
 def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-shot"]:
     """How a Mean travels. Automatic: by bytes that leave a worker; at a tie the gather, which encodes only once."""
     codec = mean.codec
+    if route == "two-shot" and codec.grain is None:
+        raise ValueError("these payloads cannot be cut into parts; accepted routes: auto, gather")
     if route != "auto":
         return route
     if codec.grain is None or workers <= 2:

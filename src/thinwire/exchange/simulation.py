@@ -41,9 +41,8 @@ class Simulation:
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        if route not in arithmetic.ROUTES:
-            raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
         self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+        arithmetic.check_route(route, self.scheme)
         self.workers = workers
         self.route: Route = route
         self.seed = seed
