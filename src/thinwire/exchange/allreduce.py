@@ -11,7 +11,9 @@ A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket, Scratch
+from thinwire.control.controller import Controller, Observation
 from thinwire.exchange import arithmetic
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
@@ -47,7 +50,9 @@ class AllReduce:
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         if self.route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
-            raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
+            raise ValueError(
+                f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather"
+            )
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
@@ -90,6 +95,26 @@ class AllReduce:
                 return stop.value
             answer = yield from self._answer(request, scratch)
 
+    def consult(
+        self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch
+    ) -> Talk:
+        """Rank 0 decides from everybody's numbers and tells the others: two small sums."""
+        numbers = numbers.to(_device(self._group))
+        yield [AllReduced(numbers)]
+        decision = torch.zeros(1, dtype=torch.float64, device=numbers.device)
+        if self.worker == 0:
+            with self.ledger.timed("controller_seconds"):
+                decision[0] = controller.decide(Observation.of((numbers / self.workers).tolist()))
+        yield [AllReduced(decision)]
+        return decision
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"the state holds {', '.join(state)}, which only a parameter server can take")
+
     def _answer(self, request: Request, scratch: Scratch) -> Talk:
         if isinstance(request, Mean):
             route = arithmetic.route_for(request, self.route, self.workers)
@@ -109,7 +134,9 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", size * self.workers)
         arithmetic.encode_padded(codec, bucket, level, own)
         yield [AllGathered(all_, own)]
-        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
+        arithmetic.add_payloads(
+            codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat
+        )
         return bucket.flat
 
     def _two_shot(self, mean: Mean) -> Talk:

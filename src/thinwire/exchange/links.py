@@ -1,0 +1,80 @@
+"""Links: the connection of one worker and one server, a gloo process group of two.
+
+A group of its own for every pair, because gloo closes every connection of a group when one wait in it times out: a
+dead or stuck worker must cost nobody else the connection.
+"""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SERVER, WORKER = 0, 1
+_TAG, _CLOSING_TAG = 0, 1
+
+
+class Link:
+    """One end of a connection. Messages arrive in the order in which they were sent."""
+
+    def __init__(self, store: dist.Store, name: str, *, serves: bool, timeout: float):
+        self.peer = WORKER if serves else SERVER
+        self.timeout = timeout
+        self._pair = dist.ProcessGroupGloo(
+            dist.PrefixStore(name, store),
+            SERVER if serves else WORKER,
+            2,
+            datetime.timedelta(seconds=timeout),
+        )
+
+    def send(self, tensor: Tensor) -> dist.Work:
+        return self._pair.send([tensor], self.peer, _TAG)
+
+    def receive(self, tensor: Tensor) -> dist.Work:
+        return self._pair.recv([tensor], self.peer, _TAG)
+
+    def cut(self) -> None:
+        """Close the connection, which ends every wait on it. A wait that times out does that in gloo; nothing else does."""
+        with suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8)
+            self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(datetime.timedelta(milliseconds=1))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message to a server, shaped like a collective so that a lane can start it."""
+
+    link: Link
+    tensor: Tensor
+
+    @property
+    def bytes_given(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def bytes_sent(self, workers: int) -> int:
+        return self.bytes_given
+
+    def start(self, group: dist.ProcessGroup) -> dist.Work:
+        return self.link.send(self.tensor)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from a server. Posted before it is sent, it needs no handshake."""
+
+    link: Link
+    tensor: Tensor
+
+    @property
+    def bytes_given(self) -> int:
+        return 0
+
+    def bytes_sent(self, workers: int) -> int:
+        return 0
+
+    def start(self, group: dist.ProcessGroup) -> dist.Work:
+        return self.link.receive(self.tensor)
