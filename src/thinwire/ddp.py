@@ -6,6 +6,7 @@ import fnmatch
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -141,6 +142,15 @@ class Wire:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         checkpoint.load(self, state)
 
+    def save_controller(self, path: str | Path) -> None:
+        """Write what the controller has learnt, for `MQGrad(policy=path)` in another run. Every worker calls it."""
+        if self.steering is None:
+            raise ValueError("this wire has no controller to save")
+        self.steering.settle()
+        learnt = self.exchange.controller_state(self.steering.controller)
+        if self.exchange.worker == 0:
+            torch.save(learnt, path)
+
     def close(self) -> None:
         """Give the model back to plain DDP and end the lane. Every rank calls it; twice is fine."""
         if self._plug.wire is self:
@@ -223,9 +233,10 @@ class Wire:
             bucket = Bucket(
                 flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch
             )
-            conversation = self.scheme.converse(bucket, self.memory, self.level)
-            if self.steering is not None:
-                conversation = self.steering.measured(conversation, bucket)
+            if self.steering is None:
+                conversation = self.scheme.converse(bucket, self.memory, self.scheme.level)
+            else:
+                conversation = self.steering.converse(self.scheme, bucket, self.memory)
             mean = yield from together(self.exchange.answer_all(conversation, scratch), *talks)
             if mean.data_ptr() != buffer.data_ptr() or mean.dtype != buffer.dtype:
                 plan.compressed.scatter(mean, buffer)

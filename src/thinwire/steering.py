@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from thinwire.control import Controller, Observation
 from thinwire.control.controller import WINDOW
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import Job, Talk
+from thinwire.memory import Memory
 from thinwire.scheme import Conversation, Scheme
 
 
@@ -40,7 +42,7 @@ class Steering:
         self._began = time.perf_counter()
         self._bytes = 0.0
         self._due = False  # the step under way is the last before a decision: measure it
-        self._squares = {"mean": 0.0, "meant": 0.0, "lost": 0.0}
+        self._squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}
         self._job: Job | None = None
 
     def observe(self, loss: float | Tensor) -> None:
@@ -56,20 +58,22 @@ class Steering:
             self._ask(step, exchange)
         self._due = (step + 1) % self.controller.interval == 0
 
-    def measured(self, conversation: Conversation, bucket: Bucket) -> Conversation:
-        """The conversation itself; in the step before a decision, with the norms that an observation holds."""
+    def converse(self, scheme: Scheme, bucket: Bucket, memory: Memory) -> Conversation:
+        """The scheme's conversation at the level in use; in the last step before a decision, with its norms taken."""
         if not self._due:
-            return conversation
-        return self._measure(conversation, bucket)
+            return scheme.converse(bucket, memory, self.level)
+        return self._measure(scheme, bucket, memory)
 
-    def _measure(self, conversation: Conversation, bucket: Bucket) -> Conversation:
-        meant = float(bucket.flat.detach().float().square().sum())
-        mean = yield from conversation
-        self._squares["meant"] += meant
-        self._squares["mean"] += float(mean.float().square().sum())
-        self._squares["lost"] += (
-            math.nan if bucket.lost is None else float(bucket.lost.float().square().sum())
-        )
+    def _measure(self, scheme: Scheme, bucket: Bucket, memory: Memory) -> Conversation:
+        flat = bucket.flat
+        lost = bucket.lost
+        if lost is None:
+            lost = bucket.scratch.take("measured-lost", flat.numel(), flat.dtype, flat.device)
+        given = _square(flat)
+        mean = yield from scheme.converse(replace(bucket, lost=lost), memory, self.level)
+        self._squares["given"] += given
+        self._squares["mean"] += _square(mean)
+        self._squares["lost"] += _square(lost)
         return mean
 
     def _ask(self, step: int, exchange: Exchange) -> None:
@@ -91,7 +95,7 @@ class Steering:
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
             seen = Observation(
                 step, self.level, seconds, nbytes, math.sqrt(squares["mean"]),
-                squares["lost"] / squares["meant"] if squares["meant"] else math.nan, tuple(self._history),
+                squares["lost"] / squares["given"] if squares["given"] else math.nan, tuple(self._history),
             )  # fmt: skip
             numbers = torch.tensor(seen.numbers(), dtype=torch.float64)
             answer = yield from exchange.consult(self.controller, self._menu, numbers, scratch)
@@ -124,3 +128,9 @@ class Steering:
         self.level = float(state["level"])
         self._history = deque(state["history"], WINDOW)
         self._observed = list(state["observed"])
+
+
+def _square(tensor: Tensor) -> float:
+    return (
+        float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))) ** 2
+    )

@@ -108,6 +108,11 @@ class AllReduce:
         yield [AllReduced(decision)]
         return decision
 
+    def controller_state(self, controller: Controller) -> dict[str, Any]:
+        state: list[Any] = [controller.state_dict()]
+        dist.broadcast_object_list(state, group=self._group, group_src=0)
+        return state[0]
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

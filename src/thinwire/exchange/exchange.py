@@ -47,6 +47,10 @@ class Exchange(Protocol):
         """Let the one controller of the group see the mean of all workers' numbers; its level, the same everywhere."""
         ...
 
+    def controller_state(self, controller: Controller) -> dict[str, Any]:
+        """What the group's controller has learnt, wherever it runs. Every worker calls this."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """What lasts in the exchange beyond this worker: nothing where workers are all there is."""
         ...

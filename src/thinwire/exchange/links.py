@@ -7,7 +7,8 @@ dead or stuck worker must cost nobody else the connection.
 from __future__ import annotations
 
 import datetime
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -19,29 +20,55 @@ _TAG, _CLOSING_TAG = 0, 1
 
 
 class Link:
-    """One end of a connection. Messages arrive in the order in which they were sent."""
+    """One end of a connection. Messages arrive in the order in which they were sent.
 
-    def __init__(self, store: dist.Store, name: str, *, serves: bool, timeout: float):
+    key: what both ends call the connection. name: what this end calls the other, for errors.
+    """
+
+    def __init__(self, store: dist.Store, key: str, name: str, *, serves: bool, timeout: float):
+        self.name = name
         self.peer = WORKER if serves else SERVER
         self.timeout = timeout
         self._pair = dist.ProcessGroupGloo(
-            dist.PrefixStore(name, store),
+            dist.PrefixStore(key, store),
             SERVER if serves else WORKER,
             2,
             datetime.timedelta(seconds=timeout),
         )
 
-    def send(self, tensor: Tensor) -> dist.Work:
-        return self._pair.send([tensor], self.peer, _TAG)
+    def send(self, tensor: Tensor) -> Pending:
+        with self.named_errors():
+            return Pending(self._pair.send([tensor], self.peer, _TAG), self)
 
-    def receive(self, tensor: Tensor) -> dist.Work:
-        return self._pair.recv([tensor], self.peer, _TAG)
+    def receive(self, tensor: Tensor) -> Pending:
+        with self.named_errors():
+            return Pending(self._pair.recv([tensor], self.peer, _TAG), self)
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """gloo knows addresses; people know who it was."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"{self.name} is gone: {str(error).splitlines()[0]}") from error
 
     def cut(self) -> None:
         """Close the connection, which ends every wait on it. A wait that times out does that in gloo; nothing else does."""
         with suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8)
             self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(datetime.timedelta(milliseconds=1))
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A message under way."""
+
+    work: dist.Work
+    link: Link
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        with self.link.named_errors():
+            self.work.wait() if timeout is None else self.work.wait(timeout)
 
 
 @dataclass(frozen=True)
@@ -58,7 +85,7 @@ class Sent:
     def bytes_sent(self, workers: int) -> int:
         return self.bytes_given
 
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self, group: dist.ProcessGroup) -> Pending:
         return self.link.send(self.tensor)
 
 
@@ -76,5 +103,5 @@ class Received:
     def bytes_sent(self, workers: int) -> int:
         return 0
 
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self, group: dist.ProcessGroup) -> Pending:
         return self.link.receive(self.tensor)

@@ -2,18 +2,20 @@
 
 | request | up | down |
 |---|---|---|
-| Sum, Max | the numbers, a stretch to each server | the same dtype |
+| Sum, Max | the numbers, an equal stretch to each server | the same dtype |
 | Sum of narrow integers | packed | packed, the same width |
-| Mean | each server's stretch of every tensor, encoded | the mean through the codec `down` |
+| Mean | each server's tensors, encoded | the mean through the codec `down` |
 
-Mean, step by step: 1. encode each server's stretch; 2. push; 3. the server decodes and adds in rank order, adds what
+Mean, step by step: 1. encode each server's tensors; 2. push; 3. the server decodes and adds in rank order, adds what
 it owes from the last answer, encodes the mean again; 4. pull and decode.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +54,7 @@ class ParameterServer:
         self._ranks = list(ranks)  # of the workers, in the whole job
         self._sequences = [0] * len(links)
         self._described: list[set[int]] = [set() for _ in links]
+        self.owners = sharding.Owners(len(links))
         self._turn = 0
         self._left = False
 
@@ -69,6 +72,8 @@ class ParameterServer:
                 "make it with DistributedDataParallel(net, process_group=role.workers)"
             )
         self._group = group
+        self._at_exit = _close_at_exit(weakref.ref(self))
+        atexit.register(self._at_exit)
         self.lane = Lane(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
     def agree(self, what: str) -> None:
@@ -81,6 +86,7 @@ class ParameterServer:
     def close(self) -> None:
         """Join the lane and tell the servers that this worker has finished; they end when all have."""
         if self.lane is not None:
+            atexit.unregister(self._at_exit)
             self.lane.close()
             self.lane = None
         if not self._left:
@@ -170,8 +176,8 @@ class ParameterServer:
         return bucket.flat
 
     def _pieces(self, bucket: Bucket, codec: Codec) -> list[_Piece]:
-        found = sharding.shards(bucket.layout, len(self._links), codec.grain)
-        if len(found) == 1:
+        found = self.owners.shards(bucket.layout, codec.grain)
+        if len(found) == 1 and found[0].layout is bucket.layout:
             return [_Piece(found[0], bucket)]
         pieces = []
         for shard in found:
@@ -193,7 +199,15 @@ class ParameterServer:
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
-    def _ask(self, asks: Sequence[_Ask], expected: int, step: int = 0, level: float = 0.0) -> Talk:
+    def trade(
+        self, kind: Kind, asks: Sequence[tuple[int, forms.Form, Tensor, Tensor]], step: int, level: float
+    ) -> None:
+        """(server, form, data, answer), pushed and pulled at once, in the calling thread: asynchronous training."""
+        self._drive(self._ask([_Ask(*ask) for ask in asks], self.workers, step, level, kind))
+
+    def _ask(
+        self, asks: Sequence[_Ask], expected: int, step: int = 0, level: float = 0.0, kind: Kind = Kind.ASK
+    ) -> Talk:
         """Push every ask and pull its answer; raise where a server refuses."""
         operations: list[Collective] = []
         replies = []
@@ -201,7 +215,7 @@ class ParameterServer:
             reply = torch.empty(frames.REPLY_BYTES, dtype=torch.uint8)
             replies.append((self._sequences[ask.server] + 1, reply))
             operations += self._frames(
-                Kind.ASK, ask.server, ask.form, ask.data, ask.answer, reply, expected, step, level
+                kind, ask.server, ask.form, ask.data, ask.answer, reply, expected, step, level
             )
         yield operations
         alive = self.workers
@@ -271,6 +285,9 @@ class ParameterServer:
         yield from self._ask([ask], self.workers)
         return answer
 
+    def controller_state(self, controller: Controller) -> dict[str, Any]:
+        return self.fetch(0)["controller"] or controller.state_dict()
+
     def state_dict(self) -> dict[str, Any]:
         """What the servers hold, fetched by the first worker only: it is the same for all."""
         if self.worker != 0:
@@ -307,15 +324,44 @@ class ParameterServer:
         return answer if size else torch.tensor([read.nbytes])
 
     def _run(self, talk: Talk) -> Tensor:
-        """A talk on the lane, after everything that was queued before it."""
-        if self.lane is None:
+        """A talk on the lane, after everything that was queued before it; without a lane, here and now."""
+        if self._left:
             raise ValueError("this exchange is closed")
+        if self.lane is None:
+            return self._drive(talk)
         job = self.lane.submit(lambda scratch: talk, last=True, done=lambda job: None)
         job.ended.wait()
         if job.error is not None:
             raise RuntimeError(f"the servers did not answer: {job.error}") from job.error
         assert job.result is not None
         return job.result
+
+    def _drive(self, talk: Talk) -> Tensor:
+        while True:
+            try:
+                operations = next(talk)
+            except StopIteration as stop:
+                return stop.value
+            works = []
+            for operation in operations:
+                self.ledger.add(
+                    messages=1, bytes_sent=operation.bytes_sent(1), bytes_given=operation.bytes_given
+                )
+                works.append(operation.start(dist.group.WORLD))  # type: ignore[arg-type]
+            with self.ledger.timed("wire_seconds"):
+                for work in works:
+                    work.wait()
+
+
+def _close_at_exit(reference: weakref.ref[ParameterServer]) -> Callable[[], None]:
+    """A process that ends without close() has still finished; only one that dies says nothing."""
+
+    def close() -> None:
+        exchange = reference()
+        if exchange is not None:
+            exchange.close()
+
+    return close
 
 
 @dataclass(frozen=True)

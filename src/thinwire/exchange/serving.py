@@ -75,6 +75,7 @@ class Seat:
     threads: list[threading.Thread] = field(default_factory=list)
     asked: deque[Arrival] = field(default_factory=deque)  # and not answered yet, oldest first
     gone: str = ""  # why it is no longer counted on
+    refused: bool = False  # it is gone, but still there to hear why
     heard: float = field(default_factory=time.monotonic)
 
     @property
@@ -221,6 +222,8 @@ class Server:
             return
         seat = self._seats[arrival.worker]
         if seat.gone:
+            if seat.refused and arrival.push is not None and arrival.push.kind is not Kind.BYE:
+                self._say_no(arrival, seat.gone)
             return
         seat.heard = arrival.since
         if arrival.push is None:
@@ -385,13 +388,19 @@ class Server:
         self._seats[arrival.worker].outbox.put((reply, answer, release))
 
     def _refuse(self, arrival: Arrival, reason: str) -> None:
-        """Tell a worker why it is out, and go on without it. It waits for bytes, so it gets them."""
-        push = arrival.push
-        assert push is not None
-        nothing = torch.zeros(push.answer_bytes, dtype=torch.uint8)
-        reply = Reply(Verdict.REFUSED, push.sequence, reason=reason)
-        self._seats[arrival.worker].outbox.put((reply, nothing, lambda: None))
+        """Tell a worker why it is out, also in answer to what else it has asked, and go on without it."""
+        seat = self._seats[arrival.worker]
+        seat.refused = True
+        for each in (arrival, *seat.asked):
+            self._say_no(each, reason)
         self._drop(arrival.worker, reason, cut=False)
+
+    def _say_no(self, arrival: Arrival, reason: str) -> None:
+        """The worker waits for an answer of a certain length, so it gets one."""
+        assert arrival.push is not None
+        nothing = torch.zeros(arrival.push.answer_bytes, dtype=torch.uint8)
+        reply = Reply(Verdict.REFUSED, arrival.push.sequence, reason=reason)
+        self._seats[arrival.worker].outbox.put((reply, nothing, lambda: None))
 
     def _clear(self, arrival: Arrival) -> None:
         if arrival.payload is not None:

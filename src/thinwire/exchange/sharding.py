@@ -1,18 +1,19 @@
 """Which server owns what.
 
-Every tensor is cut by itself into one stretch per server, so ownership follows from its name and size alone: it stays
-when DDP regroups its buckets, and a server's error memory and checkpoint stay with it. A cut lies a multiple of the
-codec's grain from the tensor's beginning, so cutting changes no bit of the answer. Payloads that cannot be cut go
-whole to one server, chosen by the bucket's first name.
+A tensor of a Mean goes whole to one server, so that spreading a bucket over servers changes no bit of its answer,
+whatever a codec computes per tensor. Owners are chosen by size: in the order in which buckets are first seen, largest
+tensor first, each to the server with the fewest entries so far. They are chosen by name and for good: they stay when
+DDP regroups its buckets, and are the same again in a resumed run. A payload that cannot be cut goes whole to the owner
+of its first tensor. Plain numbers have no names and are cut into equal stretches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
-from thinwire import randomness
 from thinwire.bucket import Layout, Segment
 
 SMALL_BYTES = 16384  # plain numbers below this go to one server: a message costs more than its bytes
@@ -20,7 +21,7 @@ SMALL_BYTES = 16384  # plain numbers below this go to one server: a message cost
 
 @dataclass(frozen=True)
 class Shard:
-    """One server's stretches of a bucket: their layout end to end, and where they lie in the bucket."""
+    """One server's tensors of a bucket: their layout end to end, and where they lie in the bucket."""
 
     server: int
     layout: Layout
@@ -40,27 +41,45 @@ class Shard:
             at += stop - start
 
 
-def shards(layout: Layout, servers: int, grain: int | None) -> list[Shard]:
-    """The stretches of `layout` that each server owns; servers that own nothing of it are left out."""
-    if not layout.numel:
-        return []
-    if servers == 1 or grain is None:
-        server = randomness.name_hash(layout.names[0]) % servers
-        return [Shard(server, layout, ((0, layout.numel),))]
-    found = []
-    for server in range(servers):
-        segments, runs, at = [], [], 0
-        for segment in layout.segments:
-            begin, end = _stretch(segment, server, servers, grain)
-            if begin < end:
-                whole = (begin, end) == (0, segment.numel)
-                shape = segment.shape if whole else (end - begin,)
-                segments.append(Segment(segment.name, at, at + end - begin, shape, segment.offset + begin))
-                runs.append((segment.start + begin, segment.start + end))
-                at += end - begin
-        if segments:
-            found.append(Shard(server, Layout(segments), _joined(runs)))
-    return found
+class Owners:
+    """Remembers which server owns which tensor."""
+
+    def __init__(self, servers: int):
+        self.servers = servers
+        self.entries = [0] * servers
+        self._owner: dict[str, int] = {}
+        self._known: dict[tuple[tuple[Segment, ...], bool], list[Shard]] = {}
+
+    def shards(self, layout: Layout, grain: int | None) -> list[Shard]:
+        """What of `layout` each server owns; servers that own nothing of it are left out."""
+        key = (layout.segments, grain is None)
+        if key not in self._known:
+            self._assign(layout)
+            self._known[key] = self._divide(layout, whole=grain is None)
+        return self._known[key]
+
+    def _assign(self, layout: Layout) -> None:
+        for segment in sorted(layout.segments, key=lambda segment: (-segment.numel, segment.name)):
+            if segment.name not in self._owner:
+                least = min(range(self.servers), key=lambda server: self.entries[server])
+                self._owner[segment.name] = least
+                self.entries[least] += segment.numel
+
+    def _divide(self, layout: Layout, *, whole: bool) -> list[Shard]:
+        if not layout.numel:
+            return []
+        if whole or self.servers == 1:
+            return [Shard(self._owner[layout.names[0]], layout, ((0, layout.numel),))]
+        found = []
+        for server in range(self.servers):
+            mine = [segment for segment in layout.segments if self._owner[segment.name] == server]
+            segments, at = [], 0
+            for segment in mine:
+                segments.append(segment._replace(start=at, stop=at + segment.numel))
+                at += segment.numel
+            if at:
+                found.append(Shard(server, Layout(segments), _joined(mine)))
+        return found
 
 
 def ranges(numel: int, itemsize: int, servers: int, turn: int) -> list[tuple[int, int, int]]:
@@ -68,26 +87,14 @@ def ranges(numel: int, itemsize: int, servers: int, turn: int) -> list[tuple[int
     if servers == 1 or numel * itemsize < SMALL_BYTES:
         return [(turn % servers, 0, numel)]
     cuts = [server * numel // servers // 64 * 64 for server in range(servers)] + [numel]
-    return [(server, a, b) for server, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
+    return [(server, start, stop) for server, (start, stop) in enumerate(pairwise(cuts))]
 
 
-def _stretch(segment: Segment, server: int, servers: int, grain: int) -> tuple[int, int]:
-    """Where in its tensor a server's stretch begins and ends. The turn by name evens out what rounding leaves over."""
-    place = (server + randomness.name_hash(segment.name)) % servers
-
-    def cut(number: int) -> int:
-        if number == servers:
-            return segment.numel
-        return min(round(number * segment.numel / servers / grain) * grain, segment.numel)
-
-    return cut(place), cut(place + 1)
-
-
-def _joined(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _joined(segments: list[Segment]) -> tuple[tuple[int, int], ...]:
     joined: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
+    for segment in segments:
+        if joined and joined[-1][1] == segment.start:
+            joined[-1] = (joined[-1][0], segment.stop)
         else:
-            joined.append((start, stop))
+            joined.append((segment.start, segment.stop))
     return tuple(joined)
