@@ -167,6 +167,13 @@ class Shared:
         self._added = 0
         self.version += 1
 
+    def totals(self) -> dict[str, float]:
+        return {
+            "steps": float(self.version),
+            "stalest": float(self.stalest),
+            "skipped": float(self.skipped),
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and version. Gradients that wait for the next step are not saved."""
         if self._weights is None or self._optimizer is None:

@@ -123,7 +123,10 @@ class Server:
         if len(lost) == len(self._seats):
             told = "; ".join(f"worker {worker}: {reason}" for worker, reason in lost.items())
             raise RuntimeError(f"every worker was lost before it had finished: {told}")
-        return self.ledger.totals() | {"workers": float(len(self._seats) - len(lost))}
+        totals = self.ledger.totals() | {"workers": float(len(self._seats) - len(lost))}
+        if self._shared is not None:
+            totals |= self._shared.totals()
+        return totals
 
     def _close(self) -> None:
         """Join every thread: writers when all is said, readers when they have heard the last word or cannot any more."""
