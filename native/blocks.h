@@ -53,6 +53,13 @@ class Pieces {
                      [&](index begin, index) { body(all[begin]); });
     }
 
+    // Whether the piece holds whole blocks, rather than a part of one.
+    static bool whole(const Piece& piece, const index* start, index block) {
+        const index length = start[piece.stretch + 1] - start[piece.stretch], place = piece.place;
+        const index end = place + piece.end - piece.begin;
+        return block ? place % block == 0 && (end == length || end % block == 0) : place == 0 && end == length;
+    }
+
     std::vector<Piece> all;
     index blocks = 0;  // of all stretches
     index packed = 0;  // bytes of all packed codes
@@ -65,13 +72,13 @@ class Pieces {
 // body(begin, end, block, byte) for each block, or part of one, in a piece.
 template <class Body>
 void for_blocks(const Piece& piece, index block, int bits, const Body& body) {
-    const index length = piece.end - piece.begin;
-    index done = 0, number = piece.block, byte = piece.byte;
-    while (done < length) {
-        const index left = block ? block - (piece.place + done) % block : length;
-        const index n = left < length - done ? left : length - done;
-        body(piece.begin + done, piece.begin + done + n, number, byte);
-        done += n;
+    index begin = piece.begin, number = piece.block, byte = piece.byte;
+    index left = block ? block - piece.place % block : piece.end - piece.begin;  // of the block we are in
+    while (begin < piece.end) {
+        const index n = left < piece.end - begin ? left : piece.end - begin;
+        body(begin, begin + n, number, byte);
+        begin += n;
+        left = block;
         ++number;
         byte += (n * bits + 7) / 8;
     }

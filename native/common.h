@@ -59,7 +59,12 @@ void parallel_for(index count, index grain, int threads, const Body& body) {
 }
 
 void bind_cast(nb::module_& m);
+void bind_integers(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_statistics(nb::module_& m);
+void bind_select(nb::module_& m);
+void bind_sparse(nb::module_& m);
+void bind_indices(nb::module_& m);
+void bind_hadamard(nb::module_& m);
 
 }  // namespace thinwire

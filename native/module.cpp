@@ -10,6 +10,11 @@ NB_MODULE(_native, m) {
     m.attr("abi") = 1;
     thinwire::bind_common(m);
     thinwire::bind_cast(m);
+    thinwire::bind_integers(m);
     thinwire::bind_quantize(m);
     thinwire::bind_statistics(m);
+    thinwire::bind_select(m);
+    thinwire::bind_sparse(m);
+    thinwire::bind_indices(m);
+    thinwire::bind_hadamard(m);
 }

@@ -22,32 +22,78 @@ Draws draws_of(address keys, address counters, const Piece& piece, index begin) 
     return {true, low + static_cast<std::uint32_t>(counter) * step, step};
 }
 
-void quantize_uniform(address x, index n, address starts, index stretches, index block, int bits, address radius,
-                      index radii, address keys, address counters, address out, index out_bytes, address lost, int threads) {
-    const Pieces pieces(starts, stretches, n, block, bits);
-    require(radii == pieces.blocks, "one radius per block is needed");
-    require(out_bytes == pieces.packed, "out must be as long as the packed codes");
-    const auto loop = quantize_loops().uniform;
-    pieces.run(threads, [&](const Piece& piece) {
-        for_blocks(piece, block, bits, [&](index begin, index end, index number, index byte) {
-            loop(at<const float>(x) + begin, end - begin, bits, effective(at<const float>(radius)[number]),
-                 draws_of(keys, counters, piece, begin), at<std::uint8_t>(out) + byte, lost ? at<float>(lost) + begin : nullptr);
+// What all four kernels are told of their blocks; see Pieces.
+struct Blocked {
+    address starts;
+    index stretches, block;
+    address ranges;  // float32, one per block: the radius or the scale
+    index range_count;
+
+    Pieces pieces(index n, int bits, index code_bytes) const {
+        Pieces all(starts, stretches, n, block, bits);
+        require(range_count == all.blocks, "one radius or scale per block is needed");
+        require(code_bytes == all.packed, "the packed codes of these blocks have another length");
+        return all;
+    }
+    float range(index number) const { return effective(at<const float>(ranges)[number]); }
+};
+
+template <class Loop>
+void encode(address x, index n, const Blocked& blocked, int bits, address keys, address counters, address out,
+            index out_bytes, address lost, int threads, const Loop& loop) {
+    blocked.pieces(n, bits, out_bytes).run(threads, [&](const Piece& piece) {
+        for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
+            loop(at<const float>(x) + begin, end - begin, blocked.range(number), draws_of(keys, counters, piece, begin),
+                 at<std::uint8_t>(out) + byte, lost ? at<float>(lost) + begin : nullptr);
         });
     });
 }
 
-void dequantize_uniform(address codes, index code_bytes, address starts, index stretches, index block, int bits,
-                        address radius, index radii, float weight, bool add, address out, index n, int threads) {
-    const Pieces pieces(starts, stretches, n, block, bits);
-    require(radii == pieces.blocks, "one radius per block is needed");
-    require(code_bytes == pieces.packed, "the packed codes have another length");
-    const auto loop = quantize_loops().uniform_value;
-    pieces.run(threads, [&](const Piece& piece) {
-        for_blocks(piece, block, bits, [&](index begin, index end, index number, index byte) {
-            loop(at<const std::uint8_t>(codes) + byte, end - begin, bits, weight * effective(at<const float>(radius)[number]),
-                 add, at<float>(out) + begin);
+template <class Loop>
+void decode(address codes, index code_bytes, const Blocked& blocked, int bits, float weight, address out, index n,
+            int threads, const Loop& loop) {
+    blocked.pieces(n, bits, code_bytes).run(threads, [&](const Piece& piece) {
+        for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
+            loop(at<const std::uint8_t>(codes) + byte, end - begin, weight * blocked.range(number), at<float>(out) + begin);
         });
     });
+}
+
+void quantize_uniform(address x, index n, address starts, index stretches, index block, int bits, address radius,
+                      index radii, address keys, address counters, address out, index out_bytes, address lost, int threads) {
+    const auto loop = quantize_loops().uniform;
+    encode(x, n, {starts, stretches, block, radius, radii}, bits, keys, counters, out, out_bytes, lost, threads,
+           [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
+               loop(from, count, bits, range, draws, to, left);
+           });
+}
+
+void dequantize_uniform(address codes, index code_bytes, address starts, index stretches, index block, int bits,
+                        address radius, index radii, float weight, bool add, address out, index n, int threads) {
+    const auto loop = quantize_loops().uniform_value;
+    decode(codes, code_bytes, {starts, stretches, block, radius, radii}, bits, weight, out, n, threads,
+           [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, add, to); });
+}
+
+void quantize_levels(address x, index n, address starts, index stretches, index block, int bits, address level,
+                     address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
+                     index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
+    const LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
+                              at<const Pair>(cell), cells, crowd, cells_per_unit};
+    const auto loop = quantize_loops().levels;
+    encode(x, n, {starts, stretches, block, scale, scales}, bits, keys, counters, out, out_bytes, lost, threads,
+           [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
+               loop(from, count, bits, table, range, draws, to, left);
+           });
+}
+
+void dequantize_levels(address codes, index code_bytes, address starts, index stretches, index block, int bits,
+                       address level, address scale, index scales, float weight, bool add, address out, index n, int threads) {
+    const auto loop = quantize_loops().levels_value;
+    decode(codes, code_bytes, {starts, stretches, block, scale, scales}, bits, weight, out, n, threads,
+           [&](const std::uint8_t* from, index count, float range, float* to) {
+               loop(from, count, bits, at<const float>(level), range, add, to);
+           });
 }
 
 }  // namespace
@@ -55,6 +101,8 @@ void dequantize_uniform(address codes, index code_bytes, address starts, index s
 void bind_quantize(nb::module_& m) {
     m.def("quantize_uniform", quantize_uniform, without_gil());
     m.def("dequantize_uniform", dequantize_uniform, without_gil());
+    m.def("quantize_levels", quantize_levels, without_gil());
+    m.def("dequantize_levels", dequantize_levels, without_gil());
 }
 
 }  // namespace thinwire

@@ -1,4 +1,87 @@
-#include "common.h"
+// Statistics of every block in one pass, and whether all is finite.
+#include "simd/statistics.h"
+
+#include "blocks.h"
+
 namespace thinwire {
-void bind_statistics(nb::module_&) {}
+namespace {
+
+Wanted wanted_of(bool magnitude, bool peak, bool square) {
+    if (magnitude && peak && !square) return Wanted::magnitude_peak;
+    if (magnitude && !peak && !square) return Wanted::magnitude;
+    if (!magnitude && peak && !square) return Wanted::peak;
+    if (!magnitude && !peak && square) return Wanted::square;
+    return Wanted::magnitude_peak_square;
+}
+
+void add(Statistics& total, const Statistics& part) {
+    total.magnitude += part.magnitude;
+    total.square += part.square;
+    // A NaN stays; it is the largest of all if compared as an integer.
+    if (!(part.peak <= total.peak) && total.peak == total.peak) total.peak = part.peak;
+}
+
+// Addresses of float32[blocks]; 0 where not wanted.
+void block_statistics(address x, index n, address starts, index stretches, index block, address absmean, address absmax,
+                      address square, index blocks, int threads) {
+    const Pieces pieces(starts, stretches, n, block, 0);
+    require(blocks == pieces.blocks, "one number per block is needed");
+    const auto loop = statistics_loops().of;
+    const Wanted wanted = wanted_of(absmean, absmax, square);
+    const auto write = [&](index number, const Statistics& all, index length) {
+        if (absmean) at<float>(absmean)[number] = static_cast<float>(length ? all.magnitude / static_cast<double>(length) : 0);
+        if (absmax) at<float>(absmax)[number] = all.peak;
+        if (square) at<float>(square)[number] = static_cast<float>(all.square);
+    };
+
+    // Blocks that lie in one piece are done where they are found. Parts of longer ones are put together in order.
+    struct Part {
+        index block, length;
+        Statistics statistics;
+        bool whole;
+    };
+    std::vector<Part> parts(pieces.all.size());
+    pieces.run(threads, [&](const Piece& piece) {
+        Part& part = parts[&piece - pieces.all.data()];
+        part.whole = pieces.whole(piece, at<const index>(starts), block);
+        for_blocks(piece, block, 0, [&](index begin, index end, index number, index) {
+            const Statistics found = loop(at<const float>(x) + begin, end - begin, wanted);
+            if (part.whole) return write(number, found, end - begin);
+            part.block = number, part.length = end - begin, part.statistics = found;
+        });
+    });
+    if (!block)
+        for (index s = 0; s < stretches; ++s)
+            if (at<const index>(starts)[s] == at<const index>(starts)[s + 1]) write(s, {}, 0);
+    for (std::size_t i = 0; i < parts.size();) {
+        if (parts[i].whole) {
+            ++i;
+            continue;
+        }
+        Part sum = parts[i++];
+        for (; i < parts.size() && !parts[i].whole && parts[i].block == sum.block; ++i) {
+            add(sum.statistics, parts[i].statistics);
+            sum.length += parts[i].length;
+        }
+        write(sum.block, sum.statistics, sum.length);
+    }
+}
+
+bool all_finite(address x, index n, int threads) {
+    const auto loop = statistics_loops().all_finite;
+    std::atomic<bool> finite{true};
+    parallel_for(n, 1 << 16, threads, [&](index begin, index end) {
+        if (finite.load(std::memory_order_relaxed) && !loop(at<const float>(x) + begin, end - begin))
+            finite.store(false, std::memory_order_relaxed);
+    });
+    return finite;
+}
+
+}  // namespace
+
+void bind_statistics(nb::module_& m) {
+    m.def("block_statistics", block_statistics, without_gil());
+    m.def("all_finite", all_finite, without_gil());
+}
+
 }  // namespace thinwire

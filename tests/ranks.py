@@ -24,7 +24,10 @@ def launch(script: str, workers: int, *arguments: str) -> list[subprocess.Popen[
         processes.append(
             subprocess.Popen(
                 [sys.executable, "-c", script, *arguments],
-                env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )  # fmt: skip
         )
     return processes

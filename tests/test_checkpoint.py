@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
 from models import digest, mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
-from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
-
-import thinwire as tw
 from thinwire import checkpoint
+from world import run_world
 
 
 def run(model, optimizer, steps):
@@ -26,7 +26,11 @@ def run(model, optimizer, steps):
 
 def start(bucket_cap_mb, spec, feedback):
     model = DDP(mlp(), bucket_cap_mb=bucket_cap_mb)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), tw.attach(model, spec, feedback=feedback)
+    return (
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        tw.attach(model, spec, feedback=feedback),
+    )
 
 
 def through_a_file(state):
@@ -39,7 +43,11 @@ def through_a_file(state):
 def _save_and_go_on(spec, feedback, folder):
     model, optimizer, wire = start(MANY_BUCKETS, spec, feedback)
     run(model, optimizer, range(4))
-    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "wire": wire.state_dict()}
+    state = {
+        "model": model.module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "wire": wire.state_dict(),
+    }
     torch.save(state, f"{folder}/{dist.get_rank()}.pt")
     run(model, optimizer, range(4, 9))
     wire.close()

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest, mlp
-from specs import every_spec
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest, mlp
+from specs import every_spec
+from world import run_world
 
 MANY_BUCKETS = 0.01  # MB: several buckets even for these small models
 
@@ -171,7 +171,10 @@ def _ddp_options(options, accumulate):
 )
 def test_ddp_options_and_accumulation(options, accumulate):
     if options.get("static_graph") and accumulate > 1:
-        options = options | {"static_graph": False, "find_unused_parameters": True}  # PyTorch forbids the pair
+        options = options | {
+            "static_graph": False,
+            "find_unused_parameters": True,
+        }  # PyTorch forbids the pair
     results = run_world(_ddp_options, 2, options, accumulate)
     for number in range(3):
         assert_replicas_equal([outcomes[number] for outcomes in results])

@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
-from models import mlp
-from ranks import launch, outcome
-from test_ddp import MANY_BUCKETS, train
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import mlp
+from ranks import launch, outcome
+from test_ddp import train
 from thinwire.requests import Sum
 from thinwire.scheme import Scheme
+from world import run_world
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def ends(script: str, workers: int, timeout: float = 90) -> list[tuple[int, str,
 
 
 def test_an_error_on_the_lane_surfaces_in_training_with_its_traceback():
-    zero, one = ends('tw.attach(model, Broken()); train(model, 5)', 2)
+    zero, one = ends("tw.attach(model, Broken()); train(model, 5)", 2)
     code, _, err = zero
     assert code == 1
     assert "ArithmeticError: the scheme is broken" in err and "in converse" in err

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
 from models import digest, mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, assert_replicas_equal, loss_of
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel as DDP
 from world import run_world
-
-import thinwire as tw
 
 
 def gradients(model, step, poison=None):

@@ -1,6 +1,7 @@
 #include "quantize.h"
 
 #include "bits.h"
+#include "table.h"
 
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
 namespace {
@@ -8,112 +9,253 @@ namespace {
 using std::uint32_t;
 using std::uint8_t;
 
-inline float unit(uint32_t x) {
+// See reference/random.py.
+inline f32 unit(u32 x) {
     x = (x ^ (x >> 16)) * 0x21F0AAAD;
     x = (x ^ (x >> 15)) * 0x735A2D97;
     x = x ^ (x >> 15);
-    return static_cast<float>(static_cast<std::int32_t>(x >> 8)) * 0x1p-24f;
+    return to_float((i32)(x >> 8)) * 0x1p-24f;
 }
 
+// Even levels over [-range, range].
 template <int B>
-constexpr float top = (1 << B) - 1;
+struct Uniform {
+    static constexpr int bits = B;
+    static constexpr float top = (1 << B) - 1;
+
+    explicit Uniform(float range) : range(range), slope(top / 2 / range) {}
+
+    i32 code(f32 x, f32 draw) const {
+        const f32 u = x * slope + top / 2 + draw;
+        return to_int(at_most(at_least(u, f32{}), all(top)));
+    }
+    f32 value(i32 code) const { return range * (to_float(code) * (2.0f / top) - 1.0f); }
+
+    float range, slope;
+};
+
+// A binary search for the interval. Step K knows the first K of B bits of its number, and asks for the next.
+template <int B, int K = 0>
+struct Search {
+    explicit Search(const float* next) : rest(next) {
+        for (int j = 0; j < 1 << K; ++j) middle.entries[j] = next[((2 * j + 1) << (B - 1 - K)) - 1];
+    }
+    i32 find(f32 y, i32 j) const { return rest.find(y, j + j - (i32)(y >= middle[j])); }
+
+    Table<K> middle;
+    Search<B, K + 1> rest;
+};
 
 template <int B>
-inline float even(int code) {
-    return static_cast<float>(code) * (2.0f / top<B>) - 1.0f;
-}
+struct Search<B, B> {
+    explicit Search(const float*) {}
+    i32 find(f32, i32 j) const { return j; }
+};
 
-template <int B, bool Random, bool Lost>
-void uniform_run(const float* x, index n, float range, Draws draws, uint8_t* out, float* lost) {
-    constexpr float half = top<B> / 2;
-    const float slope = half / range;
-    const auto encode = [&](const float* from, int count, uint32_t first, uint8_t* codes, float* residual) {
-        for (int k = 0; k < count; ++k) {
-            float u = from[k] * slope + half;
-            u += Random ? unit(first + static_cast<uint32_t>(k) * draws.step) : 0.5f;
-            u = u > 0 ? u : 0;
-            u = u < top<B> ? u : top<B>;
-            const int code = static_cast<int>(u);
-            codes[k] = static_cast<uint8_t>(code);
-            if (Lost) residual[k] = from[k] - range * even<B>(code);
+// Few levels: all tables are in registers.
+template <int B>
+struct FewLevels {
+    static constexpr int bits = B;
+
+    FewLevels(const LevelTable& table, float range) : range(range), inverse(1.0f / range), search(table.next) {
+        for (int j = 0; j < 1 << B; ++j) {
+            level.entries[j] = table.interval[j].first;
+            inverse_gap.entries[j] = table.interval[j].second;
         }
-    };
+    }
+
+    i32 code(f32 x, f32 draw) const {
+        const f32 y = x * inverse;
+        const i32 j = search.find(y, i32{});
+        return j - (i32)(draw < (y - level[j]) * inverse_gap[j]);
+    }
+    f32 value(i32 code) const { return range * level[code]; }
+
+    float range, inverse;
+    Table<B> level, inverse_gap;
+    Search<B> search;
+};
+
+// Many levels: a grid of cells gives the interval, or (rarely) one a few levels before it.
+template <int B>
+struct ManyLevels {
+    static constexpr int bits = B;
+
+    ManyLevels(const LevelTable& table, float range) : range(range), inverse(1.0f / range), table(table) {}
+
+    i32 code(f32 x, f32 draw) const {
+        const f32 y = x * inverse;
+        const f32 cell = at_most(at_least((y - table.level[0]) * table.cells_per_unit, f32{}), all(table.cells - 1));
+        const auto [begin, end] = gather_pairs(table.cell, to_int(cell));
+        i32 j = (i32)begin - (i32)(y >= end);
+        for (int i = 1; i < table.crowd; ++i) j -= (i32)(y >= gather(table.next, j));
+        const auto [level, inverse_gap] = gather_pairs(table.interval, j);
+        return j - (i32)(draw < (y - level) * inverse_gap);
+    }
+    f32 value(i32 code) const { return range * gather(table.level, code); }
+
+    float range, inverse;
+    const LevelTable& table;
+};
+
+// The codes of 64 elements, one per byte, and where asked for what they lose.
+template <bool Random, bool Lost, class Rule>
+inline void encode(const Rule& rule, const float* x, u32 walk, u32 step, std::uint8_t* codes, float* lost) {
+    for (int i = 0; i < group; i += 4 * lanes) {
+        i32 code[4];
+        for (int k = 0; k < 4; ++k) {
+            const f32 value = load<f32>(x + i + k * lanes);
+            code[k] = rule.code(value, Random ? unit(walk) : all(0.5f));
+            if (Lost) store(value - rule.value(code[k]), lost + i + k * lanes);
+            walk += step;
+        }
+        store_bytes(code[0], code[1], code[2], code[3], codes + i);
+    }
+}
+
+template <bool Random, bool Lost, class Rule>
+void encode_run(const Rule& rule, const float* x, index n, Draws draws, uint8_t* out, float* lost) {
+    constexpr int B = Rule::bits;
+    const u32 first = draws.first + draws.step * lane_numbers(), step = u32{} + draws.step * lanes;
     index i = 0;
     for (; i + group <= n; i += group, out += 8 * B) {
         uint8_t codes[group];
-        encode(x + i, group, draws.first + static_cast<uint32_t>(i) * draws.step, codes, lost + i);
+        encode<Random, Lost>(rule, x + i, first + static_cast<uint32_t>(i) * draws.step, step, codes, lost + i);
         pack<B>(codes, out);
     }
     if (i < n) {
         const int count = static_cast<int>(n - i);
-        uint8_t codes[group] = {}, packed[8 * B];
-        encode(x + i, count, draws.first + static_cast<uint32_t>(i) * draws.step, codes, lost + i);
+        float padded[group] = {}, left[group];
+        uint8_t codes[group], packed[8 * B];
+        __builtin_memcpy(padded, x + i, 4 * count);
+        encode<Random, Lost>(rule, padded, first + static_cast<uint32_t>(i) * draws.step, step, codes, left);
+        __builtin_memset(codes + count, 0, group - count);
         pack<B>(codes, packed);
         __builtin_memcpy(out, packed, (count * B + 7) / 8);
+        if (Lost) __builtin_memcpy(lost + i, left, 4 * count);
     }
 }
 
-template <int B>
-void uniform_bits(const float* x, index n, float range, Draws draws, uint8_t* out, float* lost) {
+template <class Rule>
+void encode_by(const Rule& rule, const float* x, index n, Draws draws, uint8_t* out, float* lost) {
     if (draws.random)
-        lost ? uniform_run<B, true, true>(x, n, range, draws, out, lost)
-             : uniform_run<B, true, false>(x, n, range, draws, out, lost);
+        lost ? encode_run<true, true>(rule, x, n, draws, out, lost) : encode_run<true, false>(rule, x, n, draws, out, lost);
     else
-        lost ? uniform_run<B, false, true>(x, n, range, draws, out, lost)
-             : uniform_run<B, false, false>(x, n, range, draws, out, lost);
+        lost ? encode_run<false, true>(rule, x, n, draws, out, lost) : encode_run<false, false>(rule, x, n, draws, out, lost);
+}
+
+// A block without a range: all codes are 0, and `first` is the level that 0 stands for.
+void encode_nothing(const float* x, index n, int bits, float range, float first, uint8_t* out, float* lost) {
+    __builtin_memset(out, 0, (n * bits + 7) / 8);
+    if (lost)
+        for (index i = 0; i < n; ++i) lost[i] = x[i] - range * first;
 }
 
 void uniform(const float* x, index n, int bits, float range, Draws draws, uint8_t* out, float* lost) {
-    if (!(range > 0)) {
-        __builtin_memset(out, 0, (n * bits + 7) / 8);
-        if (lost)
-            for (index i = 0; i < n; ++i) lost[i] = x[i] - range * -1.0f;
-        return;
-    }
+    if (!(range > 0)) return encode_nothing(x, n, bits, range, -1.0f, out, lost);
     switch (bits) {
-        case 1: return uniform_bits<1>(x, n, range, draws, out, lost);
-        case 2: return uniform_bits<2>(x, n, range, draws, out, lost);
-        case 3: return uniform_bits<3>(x, n, range, draws, out, lost);
-        case 4: return uniform_bits<4>(x, n, range, draws, out, lost);
-        case 5: return uniform_bits<5>(x, n, range, draws, out, lost);
-        case 6: return uniform_bits<6>(x, n, range, draws, out, lost);
-        case 7: return uniform_bits<7>(x, n, range, draws, out, lost);
-        case 8: return uniform_bits<8>(x, n, range, draws, out, lost);
+        case 1: return encode_by(Uniform<1>(range), x, n, draws, out, lost);
+        case 2: return encode_by(Uniform<2>(range), x, n, draws, out, lost);
+        case 3: return encode_by(Uniform<3>(range), x, n, draws, out, lost);
+        case 4: return encode_by(Uniform<4>(range), x, n, draws, out, lost);
+        case 5: return encode_by(Uniform<5>(range), x, n, draws, out, lost);
+        case 6: return encode_by(Uniform<6>(range), x, n, draws, out, lost);
+        case 7: return encode_by(Uniform<7>(range), x, n, draws, out, lost);
+        case 8: return encode_by(Uniform<8>(range), x, n, draws, out, lost);
     }
 }
 
-template <int B, bool Add>
-void uniform_value_run(const uint8_t* in, index n, float range, float* out) {
-    for_groups<B>(in, n, [&](const uint8_t* bytes, index i, int count) {
+void levels(const float* x, index n, int bits, const LevelTable& table, float range, Draws draws, uint8_t* out,
+            float* lost) {
+    if (!(range > 0)) return encode_nothing(x, n, bits, range, table.level[0], out, lost);
+    switch (bits) {
+        case 1: return encode_by(FewLevels<1>(table, range), x, n, draws, out, lost);
+        case 2: return encode_by(FewLevels<2>(table, range), x, n, draws, out, lost);
+        case 3: return encode_by(FewLevels<3>(table, range), x, n, draws, out, lost);
+        case 4: return encode_by(FewLevels<4>(table, range), x, n, draws, out, lost);
+        case 5: return encode_by(FewLevels<5>(table, range), x, n, draws, out, lost);
+        case 6: return encode_by(ManyLevels<6>(table, range), x, n, draws, out, lost);
+        case 7: return encode_by(ManyLevels<7>(table, range), x, n, draws, out, lost);
+        case 8: return encode_by(ManyLevels<8>(table, range), x, n, draws, out, lost);
+    }
+}
+
+template <bool Add, class Rule>
+void decode_run(const Rule& rule, const uint8_t* in, index n, float* out) {
+    for_groups<Rule::bits>(in, n, [&](const uint8_t* bytes, index i, int count) {
         uint8_t codes[group];
-        unpack<B>(bytes, codes);
-        for (int k = 0; k < count; ++k) {
-            const float value = range * even<B>(codes[k]);
-            out[i + k] = Add ? out[i + k] + value : value;
-        }
+        unpack<Rule::bits>(bytes, codes);
+        const auto decode = [&](float* to) {
+            for (int k = 0; k < group; k += lanes) {
+                const f32 value = rule.value(load_bytes(codes + k));
+                store(Add ? load<f32>(to + k) + value : value, to + k);
+            }
+        };
+        if (count == group) return decode(out + i);
+        float part[group] = {};
+        __builtin_memcpy(part, out + i, 4 * count);
+        decode(part);
+        __builtin_memcpy(out + i, part, 4 * count);
     });
 }
 
-template <int B>
-void uniform_value_bits(const uint8_t* in, index n, float range, bool add, float* out) {
-    add ? uniform_value_run<B, true>(in, n, range, out) : uniform_value_run<B, false>(in, n, range, out);
+template <class Rule>
+void decode_by(const Rule& rule, const uint8_t* in, index n, bool add, float* out) {
+    add ? decode_run<true>(rule, in, n, out) : decode_run<false>(rule, in, n, out);
 }
 
 void uniform_value(const uint8_t* in, index n, int bits, float range, bool add, float* out) {
     switch (bits) {
-        case 1: return uniform_value_bits<1>(in, n, range, add, out);
-        case 2: return uniform_value_bits<2>(in, n, range, add, out);
-        case 3: return uniform_value_bits<3>(in, n, range, add, out);
-        case 4: return uniform_value_bits<4>(in, n, range, add, out);
-        case 5: return uniform_value_bits<5>(in, n, range, add, out);
-        case 6: return uniform_value_bits<6>(in, n, range, add, out);
-        case 7: return uniform_value_bits<7>(in, n, range, add, out);
-        case 8: return uniform_value_bits<8>(in, n, range, add, out);
+        case 1: return decode_by(Uniform<1>(range), in, n, add, out);
+        case 2: return decode_by(Uniform<2>(range), in, n, add, out);
+        case 3: return decode_by(Uniform<3>(range), in, n, add, out);
+        case 4: return decode_by(Uniform<4>(range), in, n, add, out);
+        case 5: return decode_by(Uniform<5>(range), in, n, add, out);
+        case 6: return decode_by(Uniform<6>(range), in, n, add, out);
+        case 7: return decode_by(Uniform<7>(range), in, n, add, out);
+        case 8: return decode_by(Uniform<8>(range), in, n, add, out);
+    }
+}
+
+// What a code stands for, without what only encoding needs.
+template <int B>
+struct FewValues {
+    static constexpr int bits = B;
+
+    FewValues(const float* from, float range) : range(range) {
+        for (int j = 0; j < 1 << B; ++j) level.entries[j] = from[j];
+    }
+    f32 value(i32 code) const { return range * level[code]; }
+
+    float range;
+    Table<B> level;
+};
+
+template <int B>
+struct ManyValues {
+    static constexpr int bits = B;
+
+    f32 value(i32 code) const { return range * gather(level, code); }
+
+    const float* level;
+    float range;
+};
+
+void levels_value(const uint8_t* in, index n, int bits, const float* level, float range, bool add, float* out) {
+    switch (bits) {
+        case 1: return decode_by(FewValues<1>(level, range), in, n, add, out);
+        case 2: return decode_by(FewValues<2>(level, range), in, n, add, out);
+        case 3: return decode_by(FewValues<3>(level, range), in, n, add, out);
+        case 4: return decode_by(FewValues<4>(level, range), in, n, add, out);
+        case 5: return decode_by(FewValues<5>(level, range), in, n, add, out);
+        case 6: return decode_by(ManyValues<6>{level, range}, in, n, add, out);
+        case 7: return decode_by(ManyValues<7>{level, range}, in, n, add, out);
+        case 8: return decode_by(ManyValues<8>{level, range}, in, n, add, out);
     }
 }
 
 }  // namespace
 
-const QuantizeLoops quantize_loops = {uniform, uniform_value};
+const QuantizeLoops quantize_loops = {uniform, levels, uniform_value, levels_value};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

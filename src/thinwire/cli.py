@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinwire import doctor as doctor_
+from thinwire.lab import doctor as doctor_
 from thinwire.schemes import registry
 
 app = typer.Typer(

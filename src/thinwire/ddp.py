@@ -81,7 +81,9 @@ class Wire:
         self.step = 0
         self._names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
         self._exempt = {
-            name for name, p in model.module.named_parameters() if p.requires_grad and _exempted(exempt, scheme, name, p)
+            name
+            for name, p in model.module.named_parameters()
+            if p.requires_grad and _exempted(exempt, scheme, name, p)
         }
         self.memory = Memory()
         for name, parameter in model.module.named_parameters():
@@ -176,9 +178,7 @@ class Wire:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
 
         buffer = grads.buffer()
-        future: torch.futures.Future[Tensor] = torch.futures.Future(
-            devices=[buffer.device] if buffer.is_cuda else None
-        )
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
         def done(job: Job) -> None:
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
@@ -191,9 +191,7 @@ class Wire:
         plan, step = self._plan(grads), self.step
         self.exchange.ledger.add(bytes_dense=buffer.numel() * buffer.element_size())
         self._jobs.append(
-            lane.submit(
-                lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done
-            )
+            lane.submit(lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done)
         )
         if grads.is_last() and not in_backward:
             self.step += 1
@@ -230,9 +228,7 @@ class Wire:
 
         if plan.compressed.numel:
             flat, lost = self._working_copy(buffer, plan, scratch)
-            bucket = Bucket(
-                flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch
-            )
+            bucket = Bucket(flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch)
             if self.steering is None:
                 conversation = self.scheme.converse(bucket, self.memory, self.scheme.level)
             else:

@@ -81,7 +81,9 @@ class Memory:
         for (name, key), kept in self._tensors.items():
             tensor = state[name][key]
             if tensor.shape != kept.shape:
-                raise ValueError(f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}")
+                raise ValueError(
+                    f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}"
+                )
         for name, key in given:
             self[name, key] = state[name][key].to(self._tensors[name, key].device)
 

@@ -37,12 +37,15 @@ class Scheme(ABC):
     `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
     `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
     `any_float`: takes float16 and bfloat16 buckets as they are; others get them as float32.
+    `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits whoever
+    adds; float sums by an all-reduce have an order of their own.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     """
 
     unbiased: ClassVar[bool]
     exact: ClassVar[bool] = False
     any_float: ClassVar[bool] = False
+    rank_order: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     summary: ClassVar[str]  # one line: what it is for
 
@@ -88,6 +91,7 @@ class Codec(Scheme):
     meets a non-finite value makes a payload that decodes to something non-finite.
     """
 
+    rank_order: ClassVar[bool] = True
     grain: ClassVar[int | None] = None  # a bucket may be cut every so many elements of a tensor; None: never
 
     @abstractmethod

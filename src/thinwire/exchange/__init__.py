@@ -1,1 +1,1 @@
-""""""
+"""How conversations travel: exchanges answer requests, lanes drive them."""

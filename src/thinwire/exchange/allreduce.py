@@ -180,9 +180,7 @@ class AllReduce:
         incoming = scratch.take("integers-in", size * self.workers, torch.uint8, tensor.device)
         yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker)]
 
-        arithmetic.add_integers(
-            incoming.split(size) if size else [], width, request.saturate, tensor[start:stop]
-        )
+        arithmetic.add_integers(incoming.split(size) if size else [], width, request.saturate, tensor[start:stop])
         again = scratch.take("integers-again", max(sizes), torch.uint8, tensor.device)
         _pack(tensor[start:stop], width, again)
         all_ = scratch.take("integers-all", max(sizes) * self.workers, torch.uint8, tensor.device)

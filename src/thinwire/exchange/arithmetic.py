@@ -51,7 +51,9 @@ def encode_padded(codec: Codec, bucket: Bucket, level: float, out: Tensor) -> No
     out[size:].zero_()
 
 
-def add_payloads(codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor) -> None:
+def add_payloads(
+    codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor
+) -> None:
     """out = weight * sum of the decoded payloads, in the order given."""
     out.zero_()
     size = codec.nbytes(layout, level)

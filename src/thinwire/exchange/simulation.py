@@ -94,8 +94,7 @@ class Simulation:
 
     def _converse(self, buckets: list[Bucket], level: float) -> Tensor:
         talks = [
-            self.scheme.converse(bucket, memory, level)
-            for bucket, memory in zip(buckets, self.memories, strict=True)
+            self.scheme.converse(bucket, memory, level) for bucket, memory in zip(buckets, self.memories, strict=True)
         ]
         answers: list[Tensor | None] = [None] * self.workers
         while True:

@@ -1,1 +1,1 @@
-""""""
+"""Decentralised training: mix weights with neighbours."""

@@ -1,17 +1,54 @@
 """The operations that touch every entry. `reference` says what each means; native code does the same, fast."""
 
 from thinwire.kernels.cast import cast_add, scale_cast
-from thinwire.kernels.quantize import dequantize_uniform, dequantize_uniform_add, packed_bytes, quantize_uniform
+from thinwire.kernels.hadamard import hadamard_
+from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
+from thinwire.kernels.integers import (
+    add_packed,
+    add_packed_saturating,
+    pack_ints,
+    packed_int_bytes,
+    unpack_ints,
+)
+from thinwire.kernels.levels import Levels
+from thinwire.kernels.quantize import (
+    dequantize_levels,
+    dequantize_levels_add,
+    dequantize_uniform,
+    dequantize_uniform_add,
+    packed_bytes,
+    quantize_levels,
+    quantize_uniform,
+)
+from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 from thinwire.kernels.statistics import all_finite, block_absmax, block_statistics
 
 __all__ = [
+    "Levels",
+    "add_packed",
+    "add_packed_saturating",
     "all_finite",
     "block_absmax",
     "block_statistics",
     "cast_add",
+    "decode_indices",
+    "dequantize_levels",
+    "dequantize_levels_add",
     "dequantize_uniform",
     "dequantize_uniform_add",
+    "encode_indices",
+    "gather",
+    "hadamard_",
+    "index_bytes",
+    "pack_ints",
     "packed_bytes",
+    "packed_int_bytes",
+    "put_",
+    "quantize_levels",
     "quantize_uniform",
     "scale_cast",
+    "scatter_add",
+    "take_",
+    "top_k",
+    "unpack_ints",
 ]

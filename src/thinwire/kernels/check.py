@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,7 +19,9 @@ def flat(name: str, tensor: Tensor, *, dtypes: tuple[torch.dtype, ...], like: Te
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name} has dtype {tensor.dtype}, accepted: {', '.join(map(str, dtypes))}")
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be 1-d and contiguous, got shape {tuple(tensor.shape)}, stride {tensor.stride()}")
+        raise ValueError(
+            f"{name} must be 1-d and contiguous, got shape {tuple(tensor.shape)}, stride {tensor.stride()}"
+        )
     if like is not None and tensor.device != like.device:
         raise ValueError(f"{name} is on {tensor.device}, expected {like.device}")
     if numel is not None and tensor.numel() != numel:
@@ -29,3 +34,32 @@ def within(name: str, value: int, low: int, high: int) -> None:
     """`value` is an integer in low..high."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{name} must be an integer in {low}..{high}, got {value!r}")
+
+
+class BlockSizes(NamedTuple):
+    """What follows from `starts`, `block` and `bits`."""
+
+    stretches: int
+    count: int  # of blocks
+    packed: int  # bytes of all packed codes
+
+
+def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = None) -> BlockSizes:
+    """`starts` and `block` describe the blocks of a buffer (see `reference`) of `numel` elements, where that is known."""
+    within("block", block, 0, 1 << 48)
+    flat("starts", starts, dtypes=(torch.int64,), at_least=1)
+    if starts.device.type != "cpu":
+        raise ValueError(f"starts must be in CPU memory, got {starts.device}")
+    # Plain integers: for a few hundred stretches that is much cheaper than a dozen small tensor operations.
+    ends = starts.tolist()
+    if ends[0] != 0 or (numel is not None and ends[-1] != numel):
+        raise ValueError(f"starts must go from 0 to {numel}, got {ends[0]} to {ends[-1]}")
+    count = packed = 0
+    block_bytes = (block * bits + 7) // 8
+    for begin, end in pairwise(ends):
+        if end < begin:
+            raise ValueError(f"starts must not decrease, got {begin} before {end}")
+        full, rest = divmod(end - begin, block) if block else (0, end - begin)
+        count += full + (rest > 0) if block else 1
+        packed += full * block_bytes + (rest * bits + 7) // 8
+    return BlockSizes(len(ends) - 1, count, packed)

@@ -41,6 +41,11 @@ def for_tensors(*tensors: Tensor | None) -> Any:
     return None
 
 
+def address(tensor: Tensor | None) -> int:
+    """Where the tensor's memory begins; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def threads() -> int:
     """How many threads a kernel may use: as many as PyTorch."""
     return torch.get_num_threads()

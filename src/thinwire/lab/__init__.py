@@ -1,1 +1,1 @@
-""""""
+"""The lab: does compression pay, end to end?"""

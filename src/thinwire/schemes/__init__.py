@@ -49,7 +49,9 @@ def parse(spec: str | Scheme) -> Scheme:
     for keyword in call.keywords:
         if keyword.arg not in accepted:
             listed = ", ".join(accepted) or "none"
-            raise ValueError(f"{name} has no option {keyword.arg!r}{_hint(keyword.arg or '', accepted)}; known: {listed}")
+            raise ValueError(
+                f"{name} has no option {keyword.arg!r}{_hint(keyword.arg or '', accepted)}; known: {listed}"
+            )
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:

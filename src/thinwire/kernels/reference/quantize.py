@@ -75,7 +75,9 @@ def quantize_levels(
     table = levels.to(r.dtype)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
     y = x * inverse
-    below = torch.searchsorted(table[1:-1].contiguous(), y.nan_to_num(float("-inf"), float("inf"), float("-inf")), right=True)
+    below = torch.searchsorted(
+        table[1:-1].contiguous(), y.nan_to_num(float("-inf"), float("inf"), float("-inf")), right=True
+    )
     share = (y - table[below]) * (1.0 / torch.diff(table))[below]
     codes = below + (_draws(starts, blocks, keys, counters) < share)
     codes = torch.where(inverse > 0, codes, 0)

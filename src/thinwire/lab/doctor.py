@@ -66,13 +66,33 @@ def _network() -> list[Finding]:
                     "" if ip and tc else "Debian: apt-get install iproute2")  # fmt: skip
     if not root or not ip or not tc:
         why = "not root" if not root else "iproute2 is missing"
-        return [tools, Finding("network namespaces", f"not usable: {why}", False, "the lab paces instead of shaping")]
+        return [
+            tools,
+            Finding("network namespaces", f"not usable: {why}", False, "the lab paces instead of shaping"),
+        ]
     name = f"tw-doctor-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode:
-        return [tools, Finding("network namespaces", made.stderr.strip(), False, "the lab paces instead of shaping")]
+        return [
+            tools,
+            Finding("network namespaces", made.stderr.strip(), False, "the lab paces instead of shaping"),
+        ]
     try:
-        shape = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"]
+        shape = [
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            "lo",
+            "root",
+            "tbf",
+            "rate",
+            "100mbit",
+            "burst",
+            "64kb",
+            "latency",
+            "50ms",
+        ]
         tbf = subprocess.run(["ip", "netns", "exec", name, *shape], capture_output=True, text=True)
     finally:
         subprocess.run(["ip", "netns", "delete", name], check=True)

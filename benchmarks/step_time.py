@@ -1,0 +1,175 @@
+"""What the machinery costs: thinwire's fp32 and fp16 against plain DDP and PyTorch's fp16 hook, on loopback.
+
+    python benchmarks/step_time.py                 # the table
+    python benchmarks/step_time.py --json FILE
+
+Every repeat times both sides one after the other on the same ranks, in alternating order; the figure is the median of
+the repeats' ratios. Below the table: peak memory of a process with and without thinwire, each in its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
+
+
+def cnn() -> nn.Module:
+    """0.6 M weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 49, 184), nn.ReLU(), nn.Linear(184, 10),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    """5.8 M weights."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+    )
+
+
+MODELS = {"cnn": cnn, "mlp": mlp}
+PAIRS = {"fp32 / plain DDP": ("fp32", None), "fp16 / PyTorch's fp16 hook": ("fp16", fp16_compress_hook)}
+
+
+def build(model: str, side: object) -> tuple[DDP, tw.Wire | None]:
+    """A model with thinwire's scheme (text), PyTorch's hook (a function) or nothing."""
+    torch.manual_seed(0)
+    ddp = DDP(MODELS[model]())
+    if isinstance(side, str):
+        return ddp, tw.attach(ddp, side)
+    if side is not None:
+        ddp.register_comm_hook(None, side)
+    return ddp, None
+
+
+def seconds(model: nn.Module, x: torch.Tensor, steps: int) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        model.zero_grad()
+        model(x).square().mean().backward()
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def ratios(model: str, pair: str, repeats: int, steps: int) -> list[float]:
+    ours, wire = build(model, PAIRS[pair][0])
+    theirs, _ = build(model, PAIRS[pair][1])
+    x = torch.randn(16, 1, 28, 28)
+    for side in (ours, theirs):
+        seconds(side, x, 3)
+    found = []
+    for repeat in range(repeats):
+        order = (ours, theirs) if repeat % 2 else (theirs, ours)
+        took = {id(side): seconds(side, x, steps) for side in order}
+        found.append(took[id(ours)] / took[id(theirs)])
+    assert wire is not None
+    wire.close()
+    return found
+
+
+def peak_memory(side: object, feedback: bool) -> tuple[float, float]:
+    """(peak resident MB, bytes thinwire says it keeps in MB) of a few steps of the MLP."""
+    torch.manual_seed(0)
+    ddp = DDP(mlp())
+    wire = tw.attach(ddp, side, feedback=feedback) if isinstance(side, str) else None
+    seconds(ddp, torch.randn(16, 1, 28, 28), 5)
+    with open("/proc/self/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
+    told = 0.0
+    if wire is not None:
+        stats = wire.stats()
+        told = (stats["memory_bytes"] + stats["scratch_bytes"]) / 2**20
+        wire.close()
+    return peak, told
+
+
+def _rank(function, args, rank, workers, store, results) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
+    value = function(*args)
+    if rank == 0:
+        results.put(value)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def on_ranks(workers: int, function, *args):
+    """function(*args) on every rank; rank 0's answer."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        results = context.Queue()
+        ranks = [
+            context.Process(target=_rank, args=(function, args, rank, workers, f"{folder}/store", results))
+            for rank in range(workers)
+        ]
+        for process in ranks:
+            process.start()
+        value = results.get(timeout=600)
+        for process in ranks:
+            process.join()
+        return value
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeats", type=int, default=31, help="ratios per cell; the median is shown")
+    options.add_argument("--json", metavar="FILE", help="also write every ratio to FILE")
+    given = options.parse_args()
+
+    cells = [(model, pair, workers) for workers in (2, 4) for model in MODELS for pair in PAIRS]
+    memory = [(None, False), ("fp32", False), ("fp16", False), ("qsgd(bits=4)", False), ("qsgd(bits=4)", True)]
+    found, kept = {}, {}
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("measuring", total=len(cells) + len(memory))
+        for model, pair, workers in cells:
+            steps = 20 if model == "cnn" else 6
+            found[model, pair, workers] = on_ranks(workers, ratios, model, pair, given.repeats, steps)
+            progress.advance(bar)
+        for side, feedback in memory:
+            kept[side, feedback] = on_ranks(2, peak_memory, side, feedback)
+            progress.advance(bar)
+
+    table = Table("model", "ranks", "step time of", "median ratio", "middle half", title="seconds per step, thinwire / PyTorch")
+    for (model, pair, workers), values in found.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        table.add_row(model, str(workers), pair, f"{median:.3f}", f"{low:.3f} .. {high:.3f}")
+    Console().print(table)
+
+    weights = sum(p.numel() for p in mlp().parameters()) * 4 / 2**20
+    plain = kept[None, False][0]
+    table = Table("scheme", "error memory", "peak MB", "above plain DDP", "thinwire keeps", title=f"memory, mlp ({weights:.1f} MB)")
+    for (side, feedback), (peak, told) in kept.items():
+        above = "" if side is None else f"{peak - plain:+.1f} MB"
+        table.add_row(str(side or "plain DDP"), "on" if feedback else "off", f"{peak:.0f}", above, f"{told:.1f} MB")
+    Console().print(table)
+    if given.json:
+        record = {
+            "cores": os.cpu_count(), "torch": torch.__version__,
+            "ratios": [{"model": m, "pair": p, "ranks": w, "values": v} for (m, p, w), v in found.items()],
+            "memory": [{"scheme": s, "feedback": f, "peak_mb": p, "kept_mb": t} for (s, f), (p, t) in kept.items()],
+        }  # fmt: skip
+        with open(given.json, "w") as file:
+            json.dump(record, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+// The randomised Hadamard rotation in place; what it is, is told in thinwire/kernels/reference/hadamard.py.
+//
+// A large block does not fit into the cache, so it is seen as a matrix: first its rows are rotated, which are contiguous
+// and short, then its columns, a panel of them at a time in a buffer. Strided groups are columns from the beginning.
+#include "simd/hadamard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "common.h"
+
+namespace thinwire {
+namespace {
+
+constexpr index longest_row = 1 << 12;    // 16 KB: stays in the first-level cache
+constexpr index most_rows = 1 << 12;      // times panel_width entries: stays in the second
+constexpr index grain = 1 << 16;          // entries of contiguous blocks per range
+
+class Rotation {
+   public:
+    Rotation(float* x, bool inverse, int threads) : loops_(hadamard_loops()), x_(x), inverse_(inverse), threads_(threads) {}
+
+    // All of [begin, begin + n) in groups of `size` entries, `stride` apart; n is a multiple of size * stride.
+    void rotate(index begin, index n, index size, index stride, Flip flip) const {
+        if (size == 1) stride = 1;  // single entries are only flipped
+        flip.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
+        const index reach = size * stride;  // the distances of the butterflies run from stride to reach / 2
+        index distance = stride;
+        bool first = true;
+        if (stride == 1) {
+            distance = std::min(size, longest_row);
+            rows(begin, n, distance, flip, !inverse_, inverse_ && distance == reach);
+            first = false;
+        }
+        for (; distance < reach; first = false) {
+            const index count = std::min(most_rows, reach / distance);
+            columns(begin, n, count, distance, flip, first && !inverse_, inverse_ && distance * count == reach);
+            distance *= count;
+        }
+    }
+
+   private:
+    static Flip from(Flip flip, index offset) {
+        flip.counter += offset;
+        return flip;
+    }
+
+    void rows(index begin, index n, index size, const Flip& flip, bool before, bool after) const {
+        parallel_for(n, std::max(size, grain), threads_, [&](index first, index last) {
+            const Flip here = from(flip, first);
+            loops_.blocks(x_ + begin + first, last - first, size, before ? &here : nullptr, after ? &here : nullptr);
+        });
+    }
+
+    void columns(index begin, index n, index count, index stride, const Flip& flip, bool before, bool after) const {
+        const index panels = (stride + panel_width - 1) / panel_width, items = n / (count * stride) * panels;
+        const index share = (items + threads_ - 1) / threads_;
+        std::vector<std::unique_ptr<float[]>> buffers(threads_);
+        for (auto& buffer : buffers) buffer.reset(new float[count * panel_width]);
+        parallel_for(items, share, threads_, [&](index first, index last) {
+            for (index item = first; item < last; ++item) {
+                const index offset = item / panels * count * stride, column = item % panels * panel_width;
+                const Flip here = from(flip, offset);
+                loops_.columns(x_ + begin + offset, count, stride, column, std::min(column + panel_width, stride),
+                               before ? &here : nullptr, after ? &here : nullptr, buffers[first / share].get());
+            }
+        });
+    }
+
+    const HadamardLoops& loops_;
+    float* const x_;
+    const bool inverse_;
+    const int threads_;
+};
+
+void hadamard(address x, index n, address starts, index stretches, index block, index stride, address keys,
+              address counters, bool inverse, int threads) {
+    const index* const bounds = at<const index>(starts);
+    require(bounds[0] == 0 && bounds[stretches] == n && std::is_sorted(bounds, bounds + stretches + 1),
+            "starts must ascend from 0 to the length of x");
+    const Rotation rotation(at<float>(x), inverse, threads);
+    for (index stretch = 0; stretch < stretches; ++stretch) {
+        index begin = bounds[stretch];
+        const auto rotate = [&](index size, index apart) {
+            const index count = (bounds[stretch + 1] - begin) / (size * apart) * size * apart;
+            if (count == 0) return;
+            const index counter = at<const index>(counters)[stretch] + begin - bounds[stretch];
+            rotation.rotate(begin, count, size, apart, {at<const std::uint64_t>(keys)[stretch], counter, 1.0f});
+            begin += count;
+        };
+        rotate(block, stride);
+        for (index size = block; size >= 1; size /= 2) rotate(size, 1);
+    }
+}
+
+}  // namespace
+
+void bind_hadamard(nb::module_& m) { m.def("hadamard", hadamard, without_gil()); }
+
+}  // namespace thinwire

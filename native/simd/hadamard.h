@@ -1,0 +1,28 @@
+// Loops of hadamard.cpp. A butterfly at distance h takes (a, b), h apart, to (a + b, a - b); distances always ascend, so
+// that any way through memory gives the same bits.
+#pragma once
+#include "../dispatch.h"
+
+namespace thinwire {
+
+constexpr index panel_width = 32;  // columns that a strided rotation takes through the cache at once
+
+// Entry i is multiplied by +scale or -scale, as bit (counter + i) of the key's random stream says.
+struct Flip {
+    std::uint64_t key;
+    index counter;
+    float scale;
+};
+
+struct HadamardLoops {
+    // Contiguous blocks of `size` entries, n in all. The flips come before or after the butterflies; either may be null.
+    void (*blocks)(float* x, index n, index size, const Flip* before, const Flip* after);
+    // Columns [begin, end), at most panel_width of them, of a row-major matrix of `size` rows and `stride` columns: each
+    // is one block. `buffer` holds size * panel_width entries.
+    void (*columns)(float* x, index size, index stride, index begin, index end, const Flip* before, const Flip* after,
+                    float* buffer);
+};
+
+THINWIRE_LOOPS(HadamardLoops, hadamard_loops)
+
+}  // namespace thinwire

@@ -1,0 +1,18 @@
+// Loops of integers.cpp: signed integers of `width` bits, 1..32, packed little-endian; 8 of them are `width` bytes.
+#pragma once
+#include "../dispatch.h"
+
+namespace thinwire {
+
+enum class Into { replace, add, add_saturating };  // what unpacked integers do to `out`
+
+struct IntegerLoops {
+    // False if one of the values does not fit into `width` bits.
+    bool (*pack)(const std::int32_t* values, index n, int width, std::uint8_t* out);
+    // Sums wrap; saturating ones are clipped to +-(2^(width-1) - 1).
+    void (*unpack)(const std::uint8_t* in, index n, int width, Into into, std::int32_t* out);
+};
+
+THINWIRE_LOOPS(IntegerLoops, integer_loops)
+
+}  // namespace thinwire

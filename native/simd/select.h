@@ -1,0 +1,34 @@
+// Loops of select.cpp. The key of an entry is the bit pattern of |x| (or |x * weight|, where there are weights): for
+// floats without a sign the order of the bits is the order of the values. All NaN have one key, above infinity's.
+#pragma once
+#include "../dispatch.h"
+
+namespace thinwire {
+
+constexpr std::uint32_t nan_key = 0x7F800001u;
+constexpr int bin_bits = 11;
+constexpr index bins_count = index{1} << bin_bits;
+
+// `weight` may be null. Ranges are [begin, end) of x; positions written are positions in x, ascending.
+struct SelectLoops {
+    // Keys of `count` entries, one at a hashed place in each of `count` equal strata of x[0, n).
+    void (*sample)(const float* x, const float* weight, index n, index count, std::uint32_t* keys);
+    // Positions and keys of entries with key >= floor; returns how many, or capacity + 1 if there are more.
+    index (*collect)(const float* x, const float* weight, index begin, index end, std::uint32_t floor,
+                     std::int32_t* positions, std::uint32_t* keys, index capacity);
+    // bins[(key - low) >> shift] += 1 for entries with low <= key <= high.
+    void (*histogram)(const float* x, const float* weight, index begin, index end, std::uint32_t low,
+                      std::uint32_t high, int shift, std::uint32_t* bins);
+    void (*histogram_of_keys)(const std::uint32_t* keys, index count, std::uint32_t low, std::uint32_t high, int shift,
+                              std::uint32_t* bins);
+    // How many keys are above `key`, and how many equal to it.
+    void (*count)(const float* x, const float* weight, index begin, index end, std::uint32_t key, index* above,
+                  index* equal);
+    // Positions of entries with a larger key, and of the first `ties` with this key; returns how many.
+    index (*emit)(const float* x, const float* weight, index begin, index end, std::uint32_t key, index ties,
+                  std::int32_t* positions);
+};
+
+THINWIRE_LOOPS(SelectLoops, select_loops)
+
+}  // namespace thinwire

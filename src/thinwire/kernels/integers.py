@@ -1,0 +1,58 @@
+"""Packed narrow integers: pack, unpack, add, add with saturation. Meaning: `reference.integers`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import check
+from thinwire.kernels.native import for_tensors, threads
+from thinwire.kernels.reference import integers as reference
+
+
+def packed_int_bytes(count: int, width: int) -> int:
+    """The size of `count` packed integers of `width` bits."""
+    check.within("width", width, 1, 32)
+    return (count * width + 7) // 8
+
+
+def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
+    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). One that does not fit: ValueError."""
+    _check(out, width, values)
+    native = for_tensors(values, out)
+    if native is None:
+        return reference.pack_ints(values, width, out)
+    native.pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), threads())
+
+
+def unpack_ints(data: Tensor, width: int, out: Tensor) -> None:
+    """out (int32) = the integers that `pack_ints` packed."""
+    _check(data, width, out)
+    native = for_tensors(data, out)
+    if native is None:
+        return reference.unpack_ints(data, width, out)
+    native.unpack_ints(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
+
+
+def add_packed(data: Tensor, width: int, out: Tensor) -> None:
+    """out (int32) += the integers; sums wrap at 32 bits."""
+    _check(data, width, out)
+    native = for_tensors(data, out)
+    if native is None:
+        return reference.add_packed(data, width, out)
+    native.add_packed(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
+
+
+def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
+    """out (int32) += the integers, then clipped to +-(2^(width-1) - 1): call it once per addend, in order."""
+    _check(data, width, out)
+    check.within("width", width, 2, 32)
+    native = for_tensors(data, out)
+    if native is None:
+        return reference.add_packed_saturating(data, width, out)
+    native.add_packed_saturating(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
+
+
+def _check(data: Tensor, width: int, values: Tensor) -> None:
+    check.flat("integers", values, dtypes=(torch.int32,))
+    check.flat("packed", data, dtypes=(torch.uint8,), like=values, numel=packed_int_bytes(values.numel(), width))

@@ -1,0 +1,58 @@
+"""Selecting entries, and moving selected entries in and out.
+
+Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry.
+The last chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short
+one leaves is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def top_k(x: Tensor, k: int, weight: Tensor | None, out: Tensor) -> None:
+    """out = where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals."""
+    score = (x if weight is None else x * weight).abs()
+    order = torch.sort(score, descending=True, stable=True).indices
+    out.copy_(order[:k].sort().values)
+
+
+def check_indices(indices: Tensor, count: int) -> None:
+    """Raises unless all indices are in 0..count - 1."""
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < count:
+        raise ValueError(f"indices must be in 0..{count - 1}, got {int(indices.min())}..{int(indices.max())}")
+
+
+def gather(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
+    """out = the chosen chunks of x, one after the other."""
+    places, present = _places(x, indices, chunk)
+    out.zero_()
+    out[present] = x[places]
+
+
+def scatter_add(values: Tensor, indices: Tensor, weight: float, chunk: int, out: Tensor) -> None:
+    """The chosen chunks of out += weight * values, in the order of the indices."""
+    places, present = _places(out, indices, chunk)
+    out.index_add_(0, places, (values * weight)[present])
+
+
+def take_(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
+    """`gather`, then the chosen chunks of x are 0."""
+    gather(x, indices, chunk, out)
+    x[_places(x, indices, chunk)[0]] = 0
+
+
+def put_(x: Tensor, indices: Tensor, values: Tensor, chunk: int) -> None:
+    """The chosen chunks of x = values. No index may repeat."""
+    places, present = _places(x, indices, chunk)
+    x[places] = values[present]
+
+
+def _places(x: Tensor, indices: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """(where in x, where among the values) the entries of the chosen chunks are."""
+    check_indices(indices, -(-x.numel() // chunk))
+    within = torch.arange(chunk, device=x.device)
+    places = (indices.to(torch.int64).unsqueeze(1) * chunk + within).reshape(-1)
+    present = (places < x.numel()).nonzero().squeeze(1)
+    return places[present], present

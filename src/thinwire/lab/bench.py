@@ -1,0 +1,131 @@
+"""`thinwire bench`: every kernel against memcpy and against its own PyTorch reference, all in one run.
+
+Rounds are interleaved (memcpy, kernel, memcpy, kernel ...) and the best round counts, because other work on the machine only ever
+makes a round slower. Memory is kept between calls: fresh pages cost more than the kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from thinwire.kernels import native
+from thinwire.lab.bench_cases import Case, all_cases
+
+REFERENCE_NUMEL = 1_000_000  # references are slow: they run on at most so many entries, and once per call of `run`
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel at one size on one number of threads."""
+
+    kernel: str
+    numel: int
+    threads: int
+    gigabytes_per_second: float  # of input: 4 bytes per entry that is read or made
+    memcpy_gigabytes_per_second: float
+    share_of_memcpy: float
+    times_reference: float  # how many times faster than the PyTorch reference, entry by entry
+    target: float | None  # least share of memcpy on one thread at 25 M entries
+
+    @property
+    def verdict(self) -> str:
+        if self.target is None or self.threads > 1 or self.numel < 20_000_000:
+            return ""
+        return "ok" if self.share_of_memcpy >= self.target else "below"
+
+
+def run(
+    sizes: Iterable[int] = (1_000_000, 25_000_000), threads: Iterable[int] = (1,), repeats: int = 5, only: str = ""
+) -> list[Row]:
+    """Measure every case whose name contains `only`."""
+    if native.module() is None:
+        raise RuntimeError(native.status())
+    before, rows = torch.get_num_threads(), []
+    cases = [case for case in all_cases() if only in case.name]
+    try:
+        reference = {case.name: _reference_seconds_per_entry(case) for case in cases}
+        for numel in sizes:
+            source, target = torch.randn(numel), torch.zeros(numel)
+            for count in threads:
+                torch.set_num_threads(count)
+                for case in cases:
+                    rows.append(_measure(case, numel, count, repeats, reference[case.name], source, target))
+    finally:
+        torch.set_num_threads(before)
+    return rows
+
+
+def _measure(case: Case, numel: int, threads: int, repeats: int, reference: float, source, target) -> Row:
+    kernel = case.native(numel)
+    kernel()
+    copies, calls = [], []
+    for _ in range(repeats):
+        copies.append(_seconds(lambda: target.copy_(source)))
+        calls.append(_seconds(kernel))
+    size, copy, call = 4 * numel, min(copies), min(calls)
+    return Row(
+        case.name, numel, threads, size / call / 1e9, size / copy / 1e9, copy / call, reference * numel / call, case.target
+    )
+
+
+def _reference_seconds_per_entry(case: Case) -> float:
+    torch.set_num_threads(1)
+    call = case.reference(REFERENCE_NUMEL)
+    return min(_seconds(call) for _ in range(2)) / REFERENCE_NUMEL
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def table(rows: list[Row]):
+    """The rows as a rich table."""
+    from rich.table import Table
+
+    found = Table(
+        title=f"kernels, {native.status()}",
+        caption=f"GB/s of input, 4 bytes an entry; reference: PyTorch, one thread, measured on {REFERENCE_NUMEL:,} entries",
+    )
+    for name in ("kernel", "entries", "threads", "GB/s", "memcpy GB/s", "of memcpy", "target", "x reference"):
+        found.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
+    for row in rows:
+        target = f">= {row.target} {row.verdict}" if row.target else ""
+        found.add_row(
+            row.kernel, f"{row.numel:,}", str(row.threads), f"{row.gigabytes_per_second:.2f}",
+            f"{row.memcpy_gigabytes_per_second:.2f}", f"{row.share_of_memcpy:.2f}", target, f"{row.times_reference:.0f}",
+        )  # fmt: skip
+    return found
+
+
+def bench(
+    sizes: tuple[int, ...] = (1_000_000, 25_000_000), repeats: int = 5, only: str = "", json_file: Path | None = None
+) -> None:
+    """Print the table, on one thread and on all, and write it to `json_file` where asked for."""
+    from rich.console import Console
+
+    rows = run(sizes, sorted({1, torch.get_num_threads()}), repeats, only)
+    Console().print(table(rows))
+    if json_file:
+        listed = [asdict(row) | {"verdict": row.verdict} for row in rows]
+        document = {"kernels": native.status(), "reference_numel": REFERENCE_NUMEL, "rows": listed}
+        json_file.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m thinwire.lab.bench", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000, 25_000_000])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    bench(tuple(options.sizes), options.repeats, options.only, options.json)

@@ -1,0 +1,153 @@
+"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.kernels import Levels
+from thinwire.kernels.reference import cast, integers, quantize, statistics
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel. Both functions take a number of entries, and prepare the same work on fresh tensors."""
+
+    name: str
+    native: Callable[[int], Call]
+    reference: Callable[[int], Call]
+    target: float | None = None  # least share of memcpy, one thread, 25 M entries
+
+
+def all_cases() -> list[Case]:
+    """Every case, family by family."""
+    return [*_statistics(), *_quantizers(), *_integers(), *_casts()]
+
+
+BLOCK, CHUNK, BITS = 1024, 64, range(1, 9)
+
+
+def _both(name: str, prepare: Callable[[ModuleType, int], Call], reference: ModuleType, target: float | None = None) -> Case:
+    """A case whose kernel and reference take the same arguments."""
+    return Case(name, partial(prepare, kernels), partial(prepare, reference), target)
+
+
+def tnq_levels(bits: int) -> Tensor:
+    """The levels of algorithms such as TNQ for Laplace data of scale 1: dense around 0, sparse outside."""
+    s, k = (1 << bits) - 1, 3 * math.sqrt(6) / 2
+    offset = 2 * torch.arange(s + 1, dtype=torch.float64) - s
+    return (-3 * torch.sign(offset) * torch.log(1 - offset.abs() / (s + k))).to(torch.float32)
+
+
+def _laplace(numel: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(numel, generator=generator) - 0.5
+    return -torch.sign(u) * torch.log1p(-2 * u.abs().clamp(max=0.4999999))
+
+
+def _statistics() -> list[Case]:
+    def finite(module, numel):
+        return partial(module.all_finite, _laplace(numel))
+
+    def blocks(block, wanted, module, numel):
+        x, starts = _laplace(numel), torch.tensor([0, numel])
+        outs = {name: torch.zeros(-(-numel // block)) for name in wanted}
+        return lambda: module.block_statistics(x, starts, block, **outs)
+
+    everything = ("absmean", "absmax", "square")
+    return [
+        _both("all_finite", finite, statistics, 0.8),
+        _both(f"mean, max, square / {BLOCK}", partial(blocks, BLOCK, everything), statistics, 0.8),
+        _both(f"absmax / {BLOCK}", partial(blocks, BLOCK, ("absmax",)), statistics, 0.8),
+        _both(f"chunk norms / {CHUNK}", partial(blocks, CHUNK, ("square",)), statistics, 0.8),
+        _both(f"chunk norms / {2 * CHUNK}", partial(blocks, 2 * CHUNK, ("square",)), statistics, 0.8),
+    ]
+
+
+def _quantizers() -> list[Case]:
+    def setting(numel, bits):
+        starts = torch.tensor([0, numel])
+        codes = torch.zeros(kernels.packed_bytes(starts, BLOCK, bits), dtype=torch.uint8)
+        return _laplace(numel), starts, codes, torch.ones(-(-numel // BLOCK))
+
+    def uniform(bits, stochastic, residual, module, numel):
+        x, starts, codes, ones = setting(numel, bits)
+        keys, counters = torch.tensor([0x1234567890ABCDE]) if stochastic else None, torch.zeros(1, dtype=torch.int64)
+        radius = 8 * ones
+        lost = torch.zeros(numel) if residual else None
+        return lambda: module.quantize_uniform(
+            x, starts, BLOCK, bits, radius, keys=keys, counters=counters, out=codes, lost=lost
+        )
+
+    def uniform_add(bits, module, numel):
+        out, starts, codes, ones = setting(numel, bits)
+        return lambda: module.dequantize_uniform_add(codes, starts, BLOCK, bits, ones, 0.5, out=out)
+
+    def levels(bits, residual, module, numel):
+        x, starts, codes, ones = setting(numel, bits)
+        table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
+        keys, counters = torch.tensor([0x1234567890ABCDE]), torch.zeros(1, dtype=torch.int64)
+        lost = torch.zeros(numel) if residual else None
+        return lambda: module.quantize_levels(x, starts, BLOCK, table, ones, keys=keys, counters=counters, out=codes, lost=lost)
+
+    def levels_add(bits, module, numel):
+        out, starts, codes, ones = setting(numel, bits)
+        table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
+        return lambda: module.dequantize_levels_add(codes, starts, BLOCK, table, ones, 0.5, out=out)
+
+    cases = [_both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), quantize, 0.5) for b in BITS]
+    cases += [
+        _both("uniform 4 bit, nearest", partial(uniform, 4, False, False), quantize, 0.5),
+        _both("uniform 4 bit, stochastic, with residual", partial(uniform, 4, True, True), quantize),
+    ]
+    cases += [_both(f"uniform {b} bit, unpack + add", partial(uniform_add, b), quantize, 0.5) for b in BITS]
+    cases += [_both(f"TNQ {b} bit, stochastic", partial(levels, b, False), quantize, 0.35) for b in BITS]
+    cases += [_both("TNQ 4 bit, stochastic, with residual", partial(levels, 4, True), quantize)]
+    cases += [_both(f"TNQ {b} bit, unpack + add", partial(levels_add, b), quantize, 0.5) for b in (2, 4, 8)]
+    return cases
+
+
+def _integers() -> list[Case]:
+    def setting(numel, width):
+        generator = torch.Generator().manual_seed(0)
+        limit = 1 << (width - 1)
+        values = torch.randint(-limit, limit, (numel,), dtype=torch.int32, generator=generator)
+        return values, torch.zeros(kernels.packed_int_bytes(numel, width), dtype=torch.uint8)
+
+    def pack(width, module, numel):
+        values, data = setting(numel, width)
+        return lambda: module.pack_ints(values, width, data)
+
+    def add(name, width, module, numel):
+        out, data = setting(numel, width)
+        return lambda: getattr(module, name)(data, width, out)
+
+    cases = [_both(f"integers {w} bit, pack", partial(pack, w), integers) for w in (4, 8, 11)]
+    cases += [_both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5) for w in (4, 8, 11)]
+    saturating = partial(add, "add_packed_saturating")
+    cases += [_both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)]
+    return cases
+
+
+def _casts() -> list[Case]:
+    def scale(dtype, module, numel):
+        x, out = _laplace(numel), torch.zeros(numel, dtype=dtype)
+        return lambda: module.scale_cast(x, 0.25, out)
+
+    def add(dtype, module, numel):
+        x, out = _laplace(numel).to(dtype), torch.zeros(numel)
+        return lambda: module.cast_add(x, 0.25, out)
+
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    return [_both(f"scale + cast to {name}", partial(scale, dtype), cast) for dtype, name in names.items()] + [
+        _both(f"cast from {name} + add", partial(add, dtype), cast) for dtype, name in names.items()
+    ]

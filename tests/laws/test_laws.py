@@ -1,0 +1,211 @@
+"""What must hold for every scheme the registry finds, on virtual workers."""
+
+import copy
+
+import pytest
+import torch
+
+import thinwire as tw
+from specs import every_spec
+from thinwire.bucket import Bucket, Layout
+from thinwire.scheme import Codec
+from thinwire.schemes import parse
+
+CODECS = [spec for spec in every_spec() if isinstance(parse(spec), Codec)]
+UNBIASED = [spec for spec in every_spec() if parse(spec).unbiased]
+KNOBS = [spec for spec in every_spec() if parse(spec).knob]
+SIZES = [1, 2, 7, 8, 63, 1000, 4097]
+
+
+def gradient(*shape, seed=0, dtype=torch.float32):
+    """Laplace-like with a few large entries: what gradients look like."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.empty(shape).exponential_(generator=generator)
+    return (x * torch.empty(shape).uniform_(-1, 1, generator=generator)).to(dtype)
+
+
+def error(estimate, exact):
+    return float((estimate - exact).norm() ** 2 / exact.norm() ** 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", every_spec())
+def test_shape_and_dtype_come_back(spec, dtype):
+    simulation = tw.Simulation(spec, workers=2)
+    named = [{"w": gradient(37, 53, seed=i, dtype=dtype), "b": gradient(11, seed=i, dtype=dtype)} for i in range(2)]
+    mean = simulation.reduce(named)
+    assert list(mean) == ["w", "b"]
+    for name, tensor in mean.items():
+        assert tensor.shape == named[0][name].shape and tensor.dtype is dtype
+        assert torch.isfinite(tensor).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("spec", every_spec())
+def test_odd_sizes(spec, workers):
+    for size in SIZES:
+        for feedback in ("auto", True):
+            simulation = tw.Simulation(spec, workers=workers, feedback=feedback)
+            for step in range(3):
+                mean = simulation.reduce([gradient(size, seed=10 * step + i) for i in range(workers)])
+                assert mean.shape == (size,) and torch.isfinite(mean).all()
+
+
+@pytest.mark.parametrize("spec", every_spec())
+def test_zeros_stay_zero(spec):
+    simulation = tw.Simulation(spec, workers=3, feedback=True)
+    for _ in range(3):
+        assert torch.equal(simulation.reduce([torch.zeros(40, 33)] * 3), torch.zeros(40, 33))
+    for memory in simulation.memories:
+        assert all(torch.isfinite(tensor).all() for _, tensor in memory.items())
+
+
+@pytest.mark.parametrize("spec", every_spec())
+def test_pure(spec):
+    """Inputs are left alone, and the same inputs give the same bits in another group."""
+    outcomes = []
+    for _ in range(2):
+        simulation = tw.Simulation(spec, workers=3, seed=5)
+        for step in range(3):
+            tensors = [gradient(41, 25, seed=10 * step + i) for i in range(3)]
+            before = copy.deepcopy(tensors)
+            outcomes.append(simulation.reduce(tensors))
+            assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+    for a, b in zip(outcomes[:3], outcomes[3:], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("route", ["gather", "two-shot"])
+@pytest.mark.parametrize("spec", UNBIASED)
+def test_unbiased(spec, route):
+    """The mean of T results is T times closer (in squared error) than one: what no bias allows.
+
+    Chance of a false alarm below 1e-6: the ratio of the two errors has mean 1 and, over 2,000 entries, a
+    relative deviation under 0.1.
+    """
+    if route == "two-shot" and getattr(parse(spec), "grain", None) is None:
+        route = "gather"  # payloads that cannot be cut have no other way
+    repeats = 50
+    simulation = tw.Simulation(spec, workers=3, route=route, seed=11)
+    tensors = [gradient(2000, seed=i) for i in range(3)]
+    exact = sum(t.double() for t in tensors) / 3
+    results = [simulation.reduce(tensors).double() for _ in range(repeats)]
+    single = sum(error(result, exact) for result in results) / repeats
+    together = error(sum(results) / repeats, exact)
+    rounding = 1e-5 if parse(spec).exact else 1e-12  # casts round to nearest, the same way every time
+    assert together <= 1.5 * single / repeats + rounding
+
+
+@pytest.mark.parametrize("spec", [spec for spec in every_spec() if not parse(spec).unbiased])
+def test_biased_schemes_contract(spec):
+    """Without memory a biased message never has more error than sending nothing."""
+    simulation = tw.Simulation(spec, workers=1, feedback=False)
+    for seed in range(5):
+        x = gradient(60, 50, seed=seed)
+        assert error(simulation.reduce([x]), x) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("spec", every_spec())
+def test_feedback_telescopes(spec, workers):
+    """sum of means + mean of residuals = sum of mean gradients, whatever was lost on the way."""
+    simulation = tw.Simulation(spec, workers=workers, feedback=True)
+    came = exact = torch.zeros(30, 47, dtype=torch.float64)
+    for step in range(12):
+        tensors = [gradient(30, 47, seed=100 * step + i) for i in range(workers)]
+        came = came + simulation.reduce(tensors)
+        exact = exact + sum(t.double() for t in tensors) / workers
+    owed = sum(memory["tensor", "residual"].double() for memory in simulation.memories) / workers
+    # What a 16-bit sum rounds on the wire, no worker can know; everything else is remembered.
+    rounding = {"fp16": 1e-3, "bf16": 1e-2}.get(parse(spec).name, 1e-6)
+    assert (came + owed - exact).norm() <= rounding * (came.norm() + owed.norm())
+
+
+@pytest.mark.parametrize("spec", KNOBS)
+def test_the_knob_is_ordered(spec):
+    """More level, more bytes and less error."""
+    knob = parse(spec).knob
+    assert list(knob.menu) == sorted(knob.menu) and knob.default in knob.menu
+    tensors = [gradient(64, 80, seed=i) for i in range(2)]
+    exact = sum(tensors) / 2
+    sizes, errors = [], []
+    for level in knob.menu:
+        simulation = tw.Simulation(spec, workers=2, feedback=False)
+        errors.append(sum(error(simulation.reduce(tensors, level=level), exact) for _ in range(5)))
+        sizes.append(simulation.bytes_sent)
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    assert all(worse >= better * 0.98 for worse, better in zip(errors, errors[1:], strict=False)), errors
+
+
+@pytest.mark.parametrize("spec", CODECS)
+def test_size_is_honest(spec):
+    """`nbytes` is written in full and nothing beyond it; the payload alone is enough to decode."""
+    codec = parse(spec)
+    for size in SIZES:
+        layout = Layout.of([("a", (size,)), ("b", (3, 5))])
+        bucket = Bucket(gradient(layout.numel), layout, lost=torch.empty(layout.numel))
+        nbytes = codec.nbytes(layout, codec.level)
+        outcomes = []
+        for canary in (0x00, 0xFF):
+            memory = torch.full((nbytes + 64,), canary, dtype=torch.uint8)
+            codec.encode(bucket, codec.level, memory[:nbytes])
+            assert (memory[nbytes:] == canary).all()
+            out = torch.zeros(layout.numel)
+            codec.decode_add(memory[:nbytes].clone(), layout, codec.level, out, 1.0)
+            outcomes.append(out)
+            torch.testing.assert_close(bucket.flat - out, bucket.lost, rtol=1e-5, atol=1e-6)
+        assert torch.equal(*outcomes)
+
+
+@pytest.mark.parametrize("spec", CODECS)
+def test_payloads_of_another_size_are_refused(spec):
+    codec = parse(spec)
+    bucket = Bucket.of(gradient(1000))
+    payload = codec.payload(bucket, codec.level)
+    for bad in (payload.data[:-1], torch.cat([payload.data, payload.data[:1]]), payload.data[:0]):
+        with pytest.raises(ValueError, match="bytes"):
+            codec.decode_add(bad.clone(), bucket.layout, codec.level, torch.zeros(1000), 1.0)
+
+
+@pytest.mark.parametrize("spec", every_spec())
+def test_state_round_trip(spec):
+    """A group that takes over another's memory and step goes on with the same bits."""
+    first = tw.Simulation(spec, workers=2, feedback=True)
+    steps = [[gradient(45, 31, seed=10 * s + i) for i in range(2)] for s in range(6)]
+    for tensors in steps[:3]:
+        first.reduce(tensors)
+    second = tw.Simulation(spec, workers=2, feedback=True)
+    second.reduce(steps[0])
+    second.step = first.step
+    for mine, theirs in zip(second.memories, first.memories, strict=True):
+        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for tensors in steps[3:]:
+        assert torch.equal(first.reduce(tensors), second.reduce(tensors))
+
+
+@pytest.mark.parametrize("spec", every_spec())
+def test_non_finite_reaches_everybody_and_stays_nowhere(spec):
+    for poison in (float("inf"), float("-inf"), float("nan")):
+        simulation = tw.Simulation(spec, workers=3, feedback=True)
+        simulation.reduce([gradient(40, 33, seed=i) for i in range(3)])
+        residuals = [memory["tensor", "residual"].clone() for memory in simulation.memories]
+        bad = [gradient(40, 33, seed=i) for i in range(3)]
+        bad[1][7, 3] = poison
+        assert not torch.isfinite(simulation.reduce(bad)).all()
+        for memory, residual in zip(simulation.memories, residuals, strict=True):
+            assert torch.equal(memory["tensor", "residual"], residual)
+            assert all(torch.isfinite(tensor).all() for _, tensor in memory.items())
+        assert torch.isfinite(simulation.reduce([gradient(40, 33, seed=i) for i in range(3)])).all()
+
+
+def test_virtual_workers_answer_mistakes():
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        tw.Simulation("fp32", workers=0)
+    with pytest.raises(ValueError, match="route must be one of auto, gather, two-shot, got 'ring'"):
+        tw.Simulation("fp32", workers=2, route="ring")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="feedback must be 'auto', True or False, got 'on'"):
+        tw.Simulation("fp32", workers=2, feedback="on")
+    with pytest.raises(ValueError, match="each of 2 workers, got 1"):
+        tw.Simulation("fp32", workers=2).reduce([torch.zeros(3)])
+    with pytest.raises(ValueError, match="worker 1 brings other names or shapes"):
+        tw.Simulation("fp32", workers=2).reduce([torch.zeros(3), torch.zeros(4)])

@@ -1,0 +1,159 @@
+"""The network gives what the virtual workers get, bit for bit where the arithmetic allows, and counts what it sends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_laws import gradient
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
+from models import mlp
+from specs import every_spec
+from test_ddp import MANY_BUCKETS, train
+from thinwire.bucket import Bucket, Layout
+from thinwire.exchange import collectives
+from thinwire.feedback import wrap
+from thinwire.memory import Memory
+from thinwire.schemes import parse
+from world import run_world
+
+SHAPES = [("w", (37, 53)), ("b", (11,)), ("v", (8, 200))]
+STEPS = 3
+
+
+def inputs(step, worker):
+    return {name: gradient(*shape, seed=1000 * step + 10 * worker + i) for i, (name, shape) in enumerate(SHAPES)}
+
+
+def on_the_network(spec, feedback, route):
+    """[each step's mean], the ledger's totals and the final memory of this rank, by AllReduce without DDP."""
+    scheme = wrap(parse(spec), feedback)
+    exchange = tw.AllReduce(route=route)
+    exchange.open(dist.group.WORLD, scheme)
+    layout, memory, means = Layout.of(SHAPES), Memory(), []
+    for name, shape in SHAPES:
+        memory.add(name, scheme.init(name, torch.zeros(shape), 0))
+    for step in range(STEPS):
+        flat = torch.cat([t.reshape(-1) for t in inputs(step, exchange.worker).values()])
+
+        def begin(scratch, flat=flat, step=step):
+            bucket = Bucket(flat, layout, exchange.workers, exchange.worker, step, 0, None, scratch)
+            return exchange.answer_all(scheme.converse(bucket, memory, scheme.level), scratch)
+
+        job = exchange.lane.submit(begin, last=True, done=lambda job: None)
+        job.ended.wait()
+        if job.error:
+            raise job.error
+        means.append(job.result.clone())
+    totals = exchange.ledger.totals()
+    exchange.close()
+    return means, totals, {key: tensor.clone() for key, tensor in memory.items()}
+
+
+def virtually(spec, feedback, route, workers):
+    simulation = tw.Simulation(spec, workers=workers, feedback=feedback, route=route)
+    means = []
+    for step in range(STEPS):
+        mean = simulation.reduce([inputs(step, worker) for worker in range(workers)])
+        means.append(torch.cat([tensor.reshape(-1) for tensor in mean.values()]))
+    return means, simulation
+
+
+def _all(specs):
+    return {key: on_the_network(*key) for key in specs}
+
+
+def cases():
+    """(spec, feedback, route); a forced two-shot only where payloads can be cut."""
+    found = []
+    for spec in every_spec():
+        routes = ["gather", "two-shot"] if getattr(parse(spec), "grain", None) else ["auto"]
+        found += [(spec, feedback, route) for feedback in ("auto", True) for route in routes]
+    return found
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_network_equals_simulation(workers):
+    results = run_world(_all, workers, cases())
+    for case in cases():
+        expected, simulation = virtually(*case, workers)
+        sent = 0.0
+        for rank in range(workers):
+            means, totals, memory = results[rank][case]
+            sent += totals["bytes_sent"]
+            for mean, right in zip(means, expected, strict=True):
+                # With two workers a float sum has one order; with more an all-reduce has its own.
+                if workers == 2 or parse(case[0]).rank_order:
+                    assert torch.equal(mean, right), case
+                torch.testing.assert_close(mean, right, rtol=2e-2, atol=2e-2)
+            if workers == 2 or parse(case[0]).rank_order:
+                for key, tensor in simulation.memories[rank].items():
+                    assert torch.equal(memory[key], tensor), (case, key)
+        assert sent / workers == pytest.approx(simulation.bytes_sent, rel=0.02, abs=64 * STEPS), case
+
+
+def _counted(specs):
+    given = []
+    for cls in (collectives.AllReduced, collectives.AllGathered, collectives.AllToAll):
+        plain = cls.start
+
+        def start(self, group, plain=plain):
+            given.append(self.tensor.numel() * self.tensor.element_size())
+            return plain(self, group)
+
+        cls.start = start
+    stats = {}
+    for spec in specs:
+        given.clear()
+        model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+        with tw.attach(model, spec) as wire:
+            train(model, 3)
+            stats[spec] = (wire.stats(), sum(given), len(given))
+    return stats
+
+
+def test_the_ledger_counts_the_tensors_given_to_collectives():
+    for stats in run_world(_counted, 3, every_spec()):
+        for spec, (told, given, calls) in stats.items():
+            assert told["bytes_given"] == given, spec
+            assert told["messages"] == calls, spec
+            assert told["bytes_dense"] == 3 * 4 * sum(p.numel() for p in mlp().parameters())
+            assert all(type(key) is str and type(value) is float for key, value in told.items())
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    """{"SPEC WORKERS": [(bytes the interface saw, bytes each rank counted)]} on a loopback of its own."""
+    script = Path(__file__).parent.parent / "loopback.py"
+    run = subprocess.run(
+        [sys.executable, script, "fp32", "fp16", "qsgd(bits=4)"], capture_output=True, text=True, timeout=150
+    )
+    if "cannot make a network namespace" in run.stderr:
+        pytest.skip("this user may not make network namespaces, and a shared loopback carries others' traffic")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_bytes_sent_are_what_the_interface_saw(traffic):
+    """TCP and the barriers around the measurement add a little."""
+    for case, ranks in traffic.items():
+        sent = sum(sent for _, sent in ranks)
+        seen = min(seen for seen, _ in ranks)
+        assert sent <= seen <= 1.03 * sent, case
+
+
+def test_qsgd_costs_its_bits_and_its_scales(traffic):
+    """4 bits and 32/1024 of scale per entry, whatever the number of workers; 16-bit sums cost 16."""
+    for workers in (2, 4):
+        passes = 2 * (workers - 1) / workers  # of every entry through a worker's interface, by any of these ways
+        bits = {
+            spec: 8 * traffic[f"{spec} {workers}"][0][1] / 5 / 1_500_000 / passes for spec in ("fp16", "qsgd(bits=4)")
+        }
+        assert bits["fp16"] == pytest.approx(16, rel=1e-3)
+        # Parts are cut at whole blocks and padded to the longest.
+        assert bits["qsgd(bits=4)"] == pytest.approx(4 + 32 / 1024, rel=2e-3)

@@ -1,0 +1,66 @@
+"""Imports run one way, and the network stays in its places."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import thinwire
+
+ROOT = Path(thinwire.__file__).parent
+
+# A module may import from its own layer and from those before it.
+LAYERS = [
+    {"kernels", "randomness"},
+    {"bucket", "requests", "scheme", "memory", "theory"},
+    {"schemes"},
+    {"feedback", "control", "warmup"},
+    {"exchange", "ledger"},
+    {"ddp", "gossip", "server", "checkpoint"},
+    {"advise", "lab"},
+    {"cli", "__init__"},
+]
+NETWORK = {"exchange", "gossip", "ddp", "server", "advise", "lab"}
+
+
+def modules():
+    return sorted(ROOT.rglob("*.py"))
+
+
+def area(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    """Every module that a file imports, at whatever depth of the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer(name):
+    found = [number for number, names in enumerate(LAYERS) if name in names]
+    assert found, f"{name} is in no layer: add it where it belongs"
+    return found[0]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_run_one_way(path):
+    for name in imports(path):
+        if name.startswith("thinwire."):
+            target = name.split(".")[1]
+            if (ROOT / target).is_dir() or (ROOT / f"{target}.py").exists():
+                assert layer(target) <= layer(area(path)), f"{path.name} imports {name}, which lies above it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_network_stays_in_its_places(path):
+    if area(path) not in NETWORK:
+        assert not [name for name in imports(path) if name.startswith("torch.distributed")]
+        attributes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
+        assert "torch.distributed" not in {ast.unparse(node) for node in attributes}
