@@ -67,9 +67,7 @@ def _rank(function, args, rank, ranks, port, connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     try:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         connection.send_bytes(pickle.dumps((True, function(*args))))

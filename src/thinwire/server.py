@@ -21,7 +21,7 @@ from thinwire.scheme import Scheme
 
 
 def join(*, servers: int = 1, down: str = "same", timeout: float = 300.0) -> Role:
-    """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it, with the same arguments.
+    """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
 
     down: how means come back to the workers; see `ParameterServer`.
     timeout: a worker that keeps the others waiting for so many seconds is dropped. It must be longer than the longest
@@ -31,9 +31,7 @@ def join(*, servers: int = 1, down: str = "same", timeout: float = 300.0) -> Rol
         raise ValueError("join() divides the ranks of a job: call torch.distributed.init_process_group first")
     ranks = list(range(dist.get_world_size()))
     if not isinstance(servers, int) or not 1 <= servers < len(ranks):
-        raise ValueError(
-            f"servers must leave a worker: 1..{len(ranks) - 1} of {len(ranks)} ranks, got {servers!r}"
-        )
+        raise ValueError(f"servers must leave a worker: 1..{len(ranks) - 1} of {len(ranks)} ranks, got {servers!r}")
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     session = [f"thinwire/{uuid.uuid4().hex}" if dist.get_rank() == 0 else ""]
@@ -93,8 +91,8 @@ class ServerOptimizer:
             optimizer.zero_grad(); loss.backward(); optimizer.step()      # pushes the gradient, pulls weights
             optimizer.close()
 
-    The model is the bare module: DistributedDataParallel would make workers wait for each other. The servers' optimizer sees
-    each server's weights as one flat parameter, so it must treat every entry alike (SGD, Adam, AdamW).
+    The model is the bare module: DistributedDataParallel would make workers wait for each other. The servers'
+    optimizer sees each server's weights as one flat parameter, so it must treat every entry alike (SGD, Adam, AdamW).
 
     scheme: spec of one message ("fp32", "qsgd(bits=4)"); a biased one gets error feedback.
     down: how weights come back: "fp32", "fp16" or "bf16".

@@ -1,8 +1,8 @@
 """Steering: a controller's place in a training loop. Gathers what it may see, asks it when due, keeps its level.
 
 The question goes through the lane right after the last bucket of a step, so it travels while the next forward pass
-runs; the lane answers it before it starts the next step's first bucket. All workers so change level at the same step, and
-training never waits for the controller unless the controller is slower than a forward pass.
+runs; the lane answers it before it starts the next step's first bucket. So all workers change level at the same step,
+and training waits for the controller only if the controller is slower than a forward pass.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class Steering:
 
     def _ask(self, step: int, exchange: Exchange) -> None:
         if self.controller.needs_loss and not self._observed:
-            raise ValueError(
-                f"{self.controller.name} decides by the loss: call wire.observe(loss) after every step"
-            )
+            raise ValueError(f"{self.controller.name} decides by the loss: call wire.observe(loss) after every step")
         observed, self._observed = self._observed, []
         now, interval = time.perf_counter(), self.controller.interval
         seconds, self._began = (now - self._began) / interval, now
@@ -122,7 +120,7 @@ class Steering:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["controller"] != self.controller.spec:
             raise ValueError(
-                f"the state was saved under the controller {state['controller']!r}, this wire has {self.controller.spec!r}"
+                f"the state was saved under {state['controller']!r}, this wire's controller is {self.controller.spec!r}"
             )
         self.controller.load_state_dict(state["learnt"])
         self.level = float(state["level"])
@@ -131,6 +129,4 @@ class Steering:
 
 
 def _square(tensor: Tensor) -> float:
-    return (
-        float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))) ** 2
-    )
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))) ** 2

@@ -44,7 +44,9 @@ def test_specs_round_trip_and_decisions_come_from_the_menu(name):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_resumed_controller_decides_alike(name, tmp_path):
-    observations = [seen(10 * n, loss=1 + 1 / n + 0.1 * (n % 3), norm=2 / n, seconds=0.1 * (1 + n % 2)) for n in range(1, 40)]
+    observations = [
+        seen(10 * n, loss=1 + 1 / n + 0.1 * (n % 3), norm=2 / n, seconds=0.1 * (1 + n % 2)) for n in range(1, 40)
+    ]
     whole = started(SPECS[name])
     expected = [whole.decide(each) for each in observations]
     first = started(SPECS[name])

@@ -5,17 +5,17 @@ import heapq
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest, mlp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest, mlp
 from thinwire.bucket import Layout
 from thinwire.exchange.asynchronous import Gradient, Shared
 from thinwire.exchange.codecs import CASTS
 from thinwire.exchange.frames import Kind, Push
 from thinwire.exchange.serving import Arrival
+from world import run_world
 
 
 def momentum(weights):
@@ -169,7 +169,7 @@ def _mistakes():
         return role.serve()["workers"]
     with pytest.raises(ValueError, match="weights come back as one of fp32, fp16, bf16, got 'qsgd'"):
         tw.ServerOptimizer(mlp(), "fp32", role=role, down="qsgd")
-    with pytest.raises(RuntimeError, match="serve\\(optimizer=...\\) makes it asynchronous"):
+    with pytest.raises(RuntimeError, match="has no optimizer"):
         tw.ServerOptimizer(mlp(), "fp32", role=role)
     return "told"
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from models import batch, digest, mlp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest, mlp
+from world import run_world
 
 CONTROLLER = "mqgrad(interval=2, levels_from=(2, 4, 8), seed=1)"
 
@@ -52,7 +52,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(servers, down, tmp_pa
     whole = run_world(_train, servers + 2, servers, down, None, 0, 10, str(folders[0]))
     run_world(_train, servers + 2, servers, down, None, 0, 5, str(folders[1]))
     halves = run_world(_train, servers + 2, servers, down, None, 5, 10, str(folders[1]))
-    for (weights, _, residuals, _), (again, _, again_residuals, _) in zip(whole[servers:], halves[servers:], strict=True):
+    for (weights, _, residuals, _), (again, _, again_residuals, _) in zip(
+        whole[servers:], halves[servers:], strict=True
+    ):
         assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
         assert all(torch.equal(residuals[name], again_residuals[name]) for name in residuals)
     if down == "fp16":  # the servers' own error memory is in the first worker's state, and only there

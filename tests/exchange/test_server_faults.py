@@ -7,19 +7,19 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest, mlp
-from plain import die, run_plain
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
+from models import batch, digest, mlp
+from plain import die, run_plain
 from thinwire.exchange import forms, server
 
 QSGD = "qsgd(bits=4, block=64)"
 
 
 def no_broadcasts() -> dict[str, bool]:
-    """A dead worker takes part in no collective, so DDP must not broadcast buffers. The option was renamed in 2.13."""
+    """A dead worker takes part in no collective, so DDP must not broadcast buffers. Renamed in PyTorch 2.13."""
     new = "forward_sync_buffers" in inspect.signature(DDP).parameters
     return {"forward_sync_buffers" if new else "broadcast_buffers": False}
 
@@ -34,7 +34,7 @@ def step(model, optimizer, worker, number):
 
 
 def _train(servers, spec, steps, events, timeout=20.0):
-    """Losses, numbers of workers and weights. `events`: {(rank, step): what happens there}, in the middle of backward."""
+    """Losses, numbers of workers and weights. `events`: {(worker, step): the signal it gets in mid-backward}."""
     role = tw.join(servers=servers, timeout=timeout)
     if role.serves:
         if ("server", dist.get_rank()) in events:

@@ -1,4 +1,4 @@
-"""One file per controller. `parse` makes one of spec text such as "fixed(level=4)"; new files are found by themselves."""
+"""One file per controller. `parse` makes one of spec text such as "fixed(level=4)"; new files are found."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ def registry() -> dict[str, type[Controller]]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for thing in vars(module).values():
-            own = (
-                isinstance(thing, type)
-                and issubclass(thing, Controller)
-                and thing.__module__ == module.__name__
-            )
+            own = isinstance(thing, type) and issubclass(thing, Controller) and thing.__module__ == module.__name__
             if own and not thing.__abstractmethods__:
                 found[thing.__name__.lower()] = thing
     return dict(sorted(found.items()))
@@ -43,9 +39,7 @@ def parse(spec: str | Controller) -> Controller:
         raise ValueError(f"cannot read the controller {spec!r}; it looks like 'fixed(level=4)'") from None
     call = ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError(
-            f"cannot read the controller {spec!r}; it looks like 'fixed(level=4)', options by name"
-        )
+        raise ValueError(f"cannot read the controller {spec!r}; it looks like 'fixed(level=4)', options by name")
     known, name = registry(), call.func.id.lower()
     if name not in known:
         close = difflib.get_close_matches(name, list(known), n=1)
@@ -59,7 +53,5 @@ def parse(spec: str | Controller) -> Controller:
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
-            raise ValueError(
-                f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}"
-            ) from None
+            raise ValueError(f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}") from None
     return known[name](**options)

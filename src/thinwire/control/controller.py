@@ -23,9 +23,7 @@ class Observation:
     compression_error: (
         float  # |what a worker's message lost|^2 / |what it meant to say|^2 in the last step; NaN: unknown
     )
-    losses: tuple[
-        float, ...
-    ]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
+    losses: tuple[float, ...]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
 
     def numbers(self) -> list[float]:
         return [
@@ -65,7 +63,7 @@ class Controller(ABC):
         return f"{self.name}({options})"
 
     def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
-        """Which of the knob's levels this controller chooses from, fewest bytes first; ValueError where it asks for others."""
+        """Which of the knob's levels this controller chooses from, fewest bytes first; ValueError for others."""
         return tuple(menu)
 
     def first(self, default: float, menu: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 (Cui et al., 2018).
 
 Known of the paper: a Markov decision process on a parameter server; the state is made of past losses, the action is
-the number of bits of the next iterations. Its reward, learner, bit set and interval are not public: what follows is ours.
+the number of bits of the next iterations. Reward, learner, bit set and interval are not public: what follows is ours.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -40,9 +41,7 @@ class MQGrad(Controller):
     interval: int = 10  # lower => quicker decisions, from noisier rewards
     rate: float = 0.3  # higher => commits sooner
     entropy: float = 0.02  # higher => keeps trying others for longer
-    policy: str | None = (
-        None  # a file that wire.save_controller() wrote: start from what was learnt in that run
-    )
+    policy: str | None = None  # a file that wire.save_controller() wrote: start from what was learnt in that run
     seed: int = 0
 
     needs_loss: ClassVar[bool] = True
@@ -51,9 +50,7 @@ class MQGrad(Controller):
     def __post_init__(self) -> None:
         check_interval(self.interval, "mqgrad")
         if not self.rate >= 0 or not self.entropy >= 0:
-            raise ValueError(
-                f"mqgrad: rate and entropy must not be negative, got {self.rate!r}, {self.entropy!r}"
-            )
+            raise ValueError(f"mqgrad: rate and entropy must not be negative, got {self.rate!r}, {self.entropy!r}")
 
     def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
         return chosen(self.levels_from, menu, "mqgrad")
@@ -69,7 +66,7 @@ class MQGrad(Controller):
             learnt = torch.load(self.policy, weights_only=True)
             if learnt.get("levels") != list(self.levels):
                 raise ValueError(
-                    f"mqgrad: the policy in {self.policy!r} chooses among {learnt.get('levels')}, not {list(self.levels)}"
+                    f"mqgrad: the policy {self.policy!r} chooses among {learnt.get('levels')}, not {list(self.levels)}"
                 )
             self._weights = learnt["weights"].clone()
 
@@ -80,9 +77,7 @@ class MQGrad(Controller):
             self._first_loss = seen.loss
         if self._last is not None:
             state, action, before = self._last
-            self._learn(
-                state, action, math.log(before / seen.loss) / max(seen.seconds_per_step * self.interval, 1e-9)
-            )
+            self._learn(state, action, math.log(before / seen.loss) / max(seen.seconds_per_step * self.interval, 1e-9))
         state = self._state(seen)
         odds = self.odds(state)
         draw = randomness.key(self.seed, self._decisions, "control.mqgrad") / 2**64
@@ -97,12 +92,10 @@ class MQGrad(Controller):
 
     def _state(self, seen: Observation) -> list[float]:
         logs = [math.log(loss) for loss in seen.losses if math.isfinite(loss) and loss > 0]
-        drops = [a - b for a, b in zip(logs, logs[1:], strict=False)]
+        drops = [a - b for a, b in pairwise(logs)]
         slope = sum(drops) / len(drops) if drops else 0.0
         late = sum(drops[-2:]) / 2 if len(drops) > 2 else slope
-        place = (
-            self.levels.index(seen.level) / max(len(self.levels) - 1, 1) if seen.level in self.levels else 1.0
-        )
+        place = self.levels.index(seen.level) / max(len(self.levels) - 1, 1) if seen.level in self.levels else 1.0
         return [
             1.0,
             math.log(self._first_loss / seen.loss),

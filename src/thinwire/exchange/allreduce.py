@@ -50,9 +50,7 @@ class AllReduce:
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         if self.route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
-            raise ValueError(
-                f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather"
-            )
+            raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
@@ -95,9 +93,7 @@ class AllReduce:
                 return stop.value
             answer = yield from self._answer(request, scratch)
 
-    def consult(
-        self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch
-    ) -> Talk:
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
         """Rank 0 decides from everybody's numbers and tells the others: two small sums."""
         numbers = numbers.to(_device(self._group))
         yield [AllReduced(numbers)]
@@ -139,9 +135,7 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", size * self.workers)
         arithmetic.encode_padded(codec, bucket, level, own)
         yield [AllGathered(all_, own)]
-        arithmetic.add_payloads(
-            codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat
-        )
+        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
         return bucket.flat
 
     def _two_shot(self, mean: Mean) -> Talk:

@@ -41,16 +41,13 @@ class Gradient(Form):
     down: str
 
     def literal(self) -> dict[str, Any]:
-        described = tuple(
-            (codecs.describe(codec), forms.describe_layout(layout)) for codec, layout in self.sections
-        )
+        described = tuple((codecs.describe(codec), forms.describe_layout(layout)) for codec, layout in self.sections)
         return {"sections": described, "down": self.down}
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> Gradient:
         sections = tuple(
-            (forms.rebuild_codec(codec), forms.rebuild_layout(layout))
-            for codec, layout in literal["sections"]
+            (forms.rebuild_codec(codec), forms.rebuild_layout(layout)) for codec, layout in literal["sections"]
         )
         return cls(sections, literal["down"])
 
@@ -144,9 +141,7 @@ class Shared:
         if self._weights is None or worker not in self._busy or payload is None:
             raise ValueError("a gradient came before its worker had pulled weights")
         if form.numel != self._weights.numel() or payload.numel() != form.up_bytes(level):
-            raise ValueError(
-                f"a gradient of {form.numel} entries does not fit {self._weights.numel()} weights"
-            )
+            raise ValueError(f"a gradient of {form.numel} entries does not fit {self._weights.numel()} weights")
         form.decode(payload, level, self._decoded)
         self.stalest = max(self.stalest, self.version - self._busy.pop(worker))
         self._arrived[worker] += 1

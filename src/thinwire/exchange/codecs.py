@@ -37,9 +37,7 @@ class Floats(Codec):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         if data.numel() != self.nbytes(layout, level):
-            raise ValueError(
-                f"{layout.numel} {self.dtype} entries have another size than {data.numel()} bytes"
-            )
+            raise ValueError(f"{layout.numel} {self.dtype} entries have another size than {data.numel()} bytes")
         out.add_(data.view(self._dtype), alpha=weight)
 
     @property
@@ -57,9 +55,7 @@ def codec_of(scheme: str | Scheme) -> Codec:
         return CASTS[parsed.name]
     if not isinstance(parsed, Codec):
         codecs = "fp32, fp16, bf16, and schemes that are one message, such as qsgd"
-        raise ValueError(
-            f"{parsed.name} is a conversation of the whole group, not one message; accepted: {codecs}"
-        )
+        raise ValueError(f"{parsed.name} is a conversation of the whole group, not one message; accepted: {codecs}")
     return parsed
 
 

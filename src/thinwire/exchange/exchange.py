@@ -41,9 +41,7 @@ class Exchange(Protocol):
         """A scheme's conversation as collectives."""
         ...
 
-    def consult(
-        self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch
-    ) -> Talk:
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
         """Let the one controller of the group see the mean of all workers' numbers; its level, the same everywhere."""
         ...
 
@@ -63,7 +61,7 @@ class Exchange(Protocol):
 
 
 def together(*talks: Talk) -> Talk:
-    """Several talks at once: what each asks for next goes out in one go, in the order given. Returns the first's result."""
+    """Several talks at once: what each asks for next goes out together, in the order given. The first's result."""
     results: dict[int, Tensor] = {}
     while len(results) < len(talks):
         wanted: list[Collective] = []

@@ -80,8 +80,8 @@ def number(text: str) -> int:
 class Numbers(Form):
     """Sum or maximum of plain numbers, element by element, in the dtype they travel in.
 
-    Where fewer workers answered than the conversation counts on, a float sum is scaled up to the expected number: schemes
-    divide by that. Integers cannot be scaled; there the missing count as zero, for this one request.
+    Where fewer workers answered than the conversation counts on, a float sum is scaled up to the expected number:
+    schemes divide by that. Integers cannot be scaled; there the missing count as zero, for this one request.
     """
 
     operation: str  # "sum" or "max"
@@ -102,9 +102,7 @@ class Numbers(Form):
         total.copy_(first.view(self._dtype))
         for data in others:
             values = data.view(self._dtype)
-            torch.add(total, values, out=total) if self.operation == "sum" else torch.maximum(
-                total, values, out=total
-            )
+            torch.add(total, values, out=total) if self.operation == "sum" else torch.maximum(total, values, out=total)
         answered = len(asked.payloads)
         if self.operation == "sum" and answered != asked.expected and self._dtype.is_floating_point:
             total.mul_(asked.expected / answered)
@@ -191,9 +189,7 @@ class Decoded(Form):
             residual = self._residual(memory, dtype)
             mean.add_(residual)
             lost = scratch.take("lost", self.layout.numel, dtype)
-        bucket = Bucket(
-            mean, self.layout, len(asked.payloads), randomness.RELAY, asked.step, self.seed, lost, scratch
-        )
+        bucket = Bucket(mean, self.layout, len(asked.payloads), randomness.RELAY, asked.step, self.seed, lost, scratch)
         arithmetic.encode_padded(self.down, bucket, self.level_down(asked.level), out)
         # A non-finite mean reaches the optimizers, but no memory absorbs it.
         if residual is not None and lost is not None and kernels.all_finite(lost):
@@ -264,9 +260,7 @@ def rebuild_layout(segments: Any) -> Layout:
     layout, at = Layout([Segment(*segment) for segment in segments]), 0
     for segment in layout.segments:
         if segment.start != at or segment.stop < at:
-            raise ValueError(
-                f"the stretches of a layout follow each other; {segment.name!r} begins at {segment.start}"
-            )
+            raise ValueError(f"the stretches of a layout follow each other; {segment.name!r} begins at {segment.start}")
         at = segment.stop
     return layout
 

@@ -53,7 +53,7 @@ class Link:
             raise RuntimeError(f"{self.name} is gone: {str(error).splitlines()[0]}") from error
 
     def cut(self) -> None:
-        """Close the connection, which ends every wait on it. A wait that times out does that in gloo; nothing else does."""
+        """Close the connection, which ends every wait on it. In gloo only a wait that times out does that."""
         with suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8)
             self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(datetime.timedelta(milliseconds=1))

@@ -126,9 +126,7 @@ class ParameterServer:
         staged = flat.cpu()  # the same memory, unless it lives on a GPU
         self._turn += 1
         asks = []
-        for server, start, stop in sharding.ranges(
-            flat.numel(), flat.element_size(), len(self._links), self._turn
-        ):
+        for server, start, stop in sharding.ranges(flat.numel(), flat.element_size(), len(self._links), self._turn):
             form = forms.Numbers(operation, forms.dtype_name(flat), stop - start)
             data = frames.as_bytes(staged[start:stop])
             asks.append(_Ask(server, form, data, data))
@@ -214,9 +212,7 @@ class ParameterServer:
         for ask in asks:
             reply = torch.empty(frames.REPLY_BYTES, dtype=torch.uint8)
             replies.append((self._sequences[ask.server] + 1, reply))
-            operations += self._frames(
-                kind, ask.server, ask.form, ask.data, ask.answer, reply, expected, step, level
-            )
+            operations += self._frames(kind, ask.server, ask.form, ask.data, ask.answer, reply, expected, step, level)
         yield operations
         alive = self.workers
         for ask, (sequence, frame) in zip(asks, replies, strict=True):
@@ -260,9 +256,7 @@ class ParameterServer:
             self._leave_others(server)
             raise RuntimeError(f"server {server} refused this worker's push: {reply.reason}")
         if reply.sequence != sequence:
-            raise RuntimeError(
-                f"server {server} answered request {reply.sequence} where {sequence} was asked"
-            )
+            raise RuntimeError(f"server {server} answered request {reply.sequence} where {sequence} was asked")
         return reply
 
     def _leave_others(self, refused_by: int) -> None:
@@ -275,9 +269,7 @@ class ParameterServer:
 
     # -- controller and checkpoint -------------------------------------------------------------------------------------
 
-    def consult(
-        self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch
-    ) -> Talk:
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
         """The controller lives on the first server; workers send it their numbers and get the level."""
         answer = torch.zeros(1, dtype=torch.float64)
         form = forms.Consulted(controller.spec, tuple(menu), numbers.numel())
@@ -305,9 +297,7 @@ class ParameterServer:
         for server, name in enumerate(names):
             raw = io.BytesIO()
             torch.save(state[name], raw)
-            self._run(
-                self._transfer(Kind.LOAD, server, torch.frombuffer(raw.getbuffer(), dtype=torch.uint8), 0)
-            )
+            self._run(self._transfer(Kind.LOAD, server, torch.frombuffer(raw.getbuffer(), dtype=torch.uint8), 0))
 
     def fetch(self, server: int) -> dict[str, Any]:
         """A server's snapshot, between two steps of this worker."""
@@ -344,9 +334,7 @@ class ParameterServer:
                 return stop.value
             works = []
             for operation in operations:
-                self.ledger.add(
-                    messages=1, bytes_sent=operation.bytes_sent(1), bytes_given=operation.bytes_given
-                )
+                self.ledger.add(messages=1, bytes_sent=operation.bytes_sent(1), bytes_given=operation.bytes_given)
                 works.append(operation.start(dist.group.WORLD))  # type: ignore[arg-type]
             with self.ledger.timed("wire_seconds"):
                 for work in works:

@@ -129,7 +129,7 @@ class Server:
         return totals
 
     def _close(self) -> None:
-        """Join every thread: writers when all is said, readers when they have heard the last word or cannot any more."""
+        """Join every thread: writers when all is said, readers when there is nothing more to hear."""
         for seat in self._seats.values():
             seat.outbox.put(None)
         for seat in self._seats.values():
@@ -203,9 +203,7 @@ class Server:
         """Who waits for others."""
         held = self._shared.held if self._shared is not None else {}
         return {
-            worker: arrival
-            for worker in self._present
-            if (arrival := self._seats[worker].first or held.get(worker))
+            worker: arrival for worker in self._present if (arrival := self._seats[worker].first or held.get(worker))
         }
 
     def _due(self, waiting: Mapping[int, Arrival], busy: Sequence[Seat]) -> float:
@@ -284,7 +282,8 @@ class Server:
         except Exception as error:  # sizes of a nonsensical level raise whatever a codec raises
             return str(error)
         if push.kind is Kind.ASK and (push.nbytes, push.answer_bytes) != sizes:
-            return f"a push of {push.nbytes} bytes for {push.answer_bytes} does not fit its form: {sizes[0]} for {sizes[1]}"
+            pushed = f"{push.nbytes} bytes for {push.answer_bytes}"
+            return f"a push of {pushed} does not fit its form: {sizes[0]} for {sizes[1]}"
         return None
 
     def _round_is_complete(self) -> bool:
@@ -375,9 +374,7 @@ class Server:
             self._clear(arrival)
             self._seats[worker].outbox.put((reply, answer, release))
 
-    def _reply(
-        self, arrival: Arrival, answer: Tensor | None = None, *, nbytes: int = 0, kept: bool = False
-    ) -> None:
+    def _reply(self, arrival: Arrival, answer: Tensor | None = None, *, nbytes: int = 0, kept: bool = False) -> None:
         assert arrival.push is not None
         size, check = (nbytes, 0) if answer is None else (answer.numel(), frames.checksum(answer))
         alive = len(self._present)

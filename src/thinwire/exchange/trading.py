@@ -77,9 +77,7 @@ class Trader:
         for _, sections, form in self._servers:
             offered = torch.empty(0, dtype=torch.uint8)
             if first and self._exchange.worker == 0:
-                weights = [
-                    self._by_name[name].detach().reshape(-1) for section in sections for name in section.names
-                ]
+                weights = [self._by_name[name].detach().reshape(-1) for section in sections for name in section.names]
                 offered = frames.as_bytes(torch.cat(weights).float())
             messages.append((form, offered))
         self._exchange_weights(Kind.WEIGHTS, messages)
