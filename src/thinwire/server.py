@@ -20,11 +20,13 @@ from thinwire.exchange.trading import Trader
 from thinwire.scheme import Scheme
 
 
-def join(*, servers: int = 1, down: str = "same", timeout: float = 300.0) -> Role:
+def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: float = 300.0) -> Role:
     """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
 
     down: how means come back to the workers; see `ParameterServer`.
-    timeout: a worker that keeps the others waiting for so many seconds is dropped. It must be longer than the longest
+    lost: what a lost worker means: "drop" (the others go on without it) or "stop" (an error for all: under torchrun,
+        which restarts the whole group, so that nobody runs past the checkpoint that the others resume from).
+    timeout: a worker that keeps the others waiting for so many seconds is lost. It must be longer than the longest
         pause that one worker makes alone, such as saving a checkpoint.
     """
     if not dist.is_initialized():
@@ -34,6 +36,8 @@ def join(*, servers: int = 1, down: str = "same", timeout: float = 300.0) -> Rol
         raise ValueError(f"servers must leave a worker: 1..{len(ranks) - 1} of {len(ranks)} ranks, got {servers!r}")
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    if lost not in ("drop", "stop"):
+        raise ValueError(f"lost must be 'drop' or 'stop', got {lost!r}")
     session = [f"thinwire/{uuid.uuid4().hex}" if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(session, src=0)
     workers = dist.new_group(ranks[servers:])
@@ -43,7 +47,7 @@ def join(*, servers: int = 1, down: str = "same", timeout: float = 300.0) -> Rol
             worker: Link(store, f"{session[0]}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
             for worker in range(len(ranks) - servers)
         }
-        return Role(None, None, links, timeout)
+        return Role(None, None, links, lost, timeout)
     worker = rank - servers
     # A worker waits for its servers while they wait, up to the timeout, for another worker.
     patience = 2 * timeout + 30
@@ -51,7 +55,7 @@ def join(*, servers: int = 1, down: str = "same", timeout: float = 300.0) -> Rol
         Link(store, f"{session[0]}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
         for server in range(servers)
     ]
-    return Role(workers, ParameterServer(own, ranks[servers:], worker, down=down), {}, timeout)
+    return Role(workers, ParameterServer(own, ranks[servers:], worker, down=down), {}, lost, timeout)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Role:
     workers: dist.ProcessGroup | None
     exchange: ParameterServer | None
     links: dict[int, Link]
+    lost: str
     timeout: float
 
     @property
@@ -76,7 +81,7 @@ class Role:
         if not self.serves:
             raise ValueError("this rank trains: role.serves is False")
         shared = Shared(optimizer, staleness) if optimizer is not None else None
-        return Server(self.links, shared=shared, timeout=self.timeout).run()
+        return Server(self.links, shared=shared, stops=self.lost == "stop", timeout=self.timeout).run()
 
 
 class ServerOptimizer:

@@ -33,9 +33,9 @@ def step(model, optimizer, worker, number):
     return loss.item()
 
 
-def _train(servers, spec, steps, events, timeout=20.0):
+def _train(servers, spec, steps, events, timeout=20.0, lost="drop"):
     """Losses, numbers of workers and weights. `events`: {(worker, step): the signal it gets in mid-backward}."""
-    role = tw.join(servers=servers, timeout=timeout)
+    role = tw.join(servers=servers, timeout=timeout, lost=lost)
     if role.serves:
         if ("server", dist.get_rank()) in events:
             forms.Numbers.answer = lambda *_: die()
@@ -64,6 +64,15 @@ def test_a_killed_worker_is_dropped_and_the_others_go_on(spec, servers):
         assert (workers[4], workers[-1]) == (4, 3)
         assert sum(losses[-4:]) < sum(losses[5:9])  # still learning
         assert all(torch.equal(a, b) for a, b in zip(weights, first, strict=True))
+
+
+def test_where_a_lost_worker_stops_the_job_everybody_is_told():
+    ends = run_plain(_train, 4, 1, QSGD, 1000, {(2, 5): signal.SIGKILL}, 20.0, "stop")
+    assert ends[3].code == -signal.SIGKILL
+    assert [end.code for end in ends[:3]] == [1, 1, 1]
+    assert "worker 2: worker 2 is gone" in ends[0].error
+    for end in ends[1:3]:
+        assert "worker 2 is lost, and the job stops" in end.error or "server 0 is gone" in end.error
 
 
 def test_a_worker_that_hangs_is_dropped_after_the_timeout():

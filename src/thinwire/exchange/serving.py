@@ -89,12 +89,13 @@ class Server:
     It knows forms, not schemes: whatever a conversation asks arrives as sums, maxima and means.
     """
 
-    def __init__(self, links: Mapping[int, Link], *, shared: Shared | None = None, timeout: float) -> None:
+    def __init__(self, links: Mapping[int, Link], *, shared: Shared | None = None, stops: bool = False, timeout: float) -> None:
         self.ledger = Ledger()
         self.memory = Memory()
         self.controller: Controller | None = None
         self._controller_state: dict[str, Any] | None = None
         self._shared = shared
+        self._stops = stops  # a lost worker ends the job for all
         self._timeout = timeout
         self._forms: dict[int, Form] = {}
         self._scratch = Scratch()
@@ -120,9 +121,9 @@ class Server:
         finally:
             self._close()
         lost = {worker: seat.gone for worker, seat in self._seats.items() if seat.gone != _FINISHED}
-        if len(lost) == len(self._seats):
+        if len(lost) == len(self._seats) or (self._stops and lost):
             told = "; ".join(f"worker {worker}: {reason}" for worker, reason in lost.items())
-            raise RuntimeError(f"every worker was lost before it had finished: {told}")
+            raise RuntimeError(f"workers were lost before they had finished: {told}")
         totals = self.ledger.totals() | {"workers": float(len(self._seats) - len(lost))}
         if self._shared is not None:
             totals |= self._shared.totals()
@@ -395,6 +396,13 @@ class Server:
             self._say_no(each, reason)
         self._drop(arrival.worker, reason, cut=False)
 
+    def _refuse_all(self, reason: str) -> None:
+        for worker in self._present:
+            seat = self._seats[worker]
+            seat.refused, seat.gone = True, reason
+            for each in seat.asked:
+                self._say_no(each, reason)
+
     def _say_no(self, arrival: Arrival, reason: str) -> None:
         """The worker waits for an answer of a certain length, so it gets one."""
         assert arrival.push is not None
@@ -414,6 +422,8 @@ class Server:
         if cut:
             seat.link.cut()
         self._changed()
+        if self._stops and self._present:
+            self._refuse_all(f"worker {worker} is lost, and the job stops: {reason}")
 
     def _changed(self) -> None:
         """Fewer workers are left: those that waited for the one that went may be due."""
