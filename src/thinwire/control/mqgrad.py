@@ -28,7 +28,7 @@ class MQGrad(Controller):
     """Decide every `interval` steps, and learn from every decision while training goes on.
 
     1. State x: 1; the slope of the last losses (drop of log(loss) per interval, squashed); how far the loss has come,
-       log(first loss / loss); the place of the level in use in the menu.
+       log(first loss / loss); the decades of the compression error, log10(|lost|^2 / |gradient|^2), within -4..1.
     2. Action: one level fewer, the same, or one more, drawn from the softmax policy pi = softmax(W x). Linear, because
        a run has few decisions; single moves from the cheapest level on, because a try of a dear level costs seconds.
     3. Reward: d, the drop of log(loss) over the interval. Its price: rho * s, s the interval's seconds and rho the drop
@@ -36,7 +36,8 @@ class MQGrad(Controller):
        spread, at most 2 either way, is above 0 where an interval beat the mean drop per second.
     4. Policy gradient: W += rate * (A * grad log pi(action | x) + entropy * grad H(pi(x))).
 
-    It starts from a policy that mostly stays, and moves up when the loss hardly falls. Draws depend on `seed` and the
+    It starts from a policy that mostly stays, moves up when the loss hardly falls while messages lose much, and down when
+    they lose next to nothing. Draws depend on `seed` and the
     number of the decision only, so a resumed run decides alike.
     """
 
@@ -98,8 +99,9 @@ class MQGrad(Controller):
         logs = [math.log(loss) for loss in seen.losses[-4:] if math.isfinite(loss) and loss > 0]
         drops = [a - b for a, b in pairwise(logs)]
         slope = sum(drops) / len(drops) if drops else 1.0
-        place = self.levels.index(seen.level) / max(len(self.levels) - 1, 1)
-        return [1.0, math.tanh(10 * slope), math.log(self._first_loss / seen.loss), place]
+        error = seen.compression_error if math.isfinite(seen.compression_error) else 0.1
+        decades = min(1.0, max(-4.0, math.log10(max(error, 1e-9))))
+        return [1.0, math.tanh(10 * slope), math.log(self._first_loss / seen.loss), decades]
 
     def _learn(self, state: Sequence[float], action: int, drop: float, seconds: float) -> None:
         price = self._drops / self._seconds * seconds if self._seconds else drop
@@ -137,5 +139,5 @@ class MQGrad(Controller):
 
 
 _FADE = 0.9  # of past intervals in means: about the last ten count
-# Logits of one fewer, the same, one more: for 1, slope, progress, place.
-_PRIOR = torch.tensor([[-2.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, -1.0]], dtype=torch.float64)
+# Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
+_PRIOR = torch.tensor([[-2.5, 0.0, 0.0, -1.0], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 0.0, 1.5]], dtype=torch.float64)
