@@ -148,7 +148,8 @@ def main() -> None:
             kept[side, feedback] = on_ranks(2, peak_memory, side, feedback)
             progress.advance(bar)
 
-    table = Table("model", "ranks", "step time of", "median ratio", "middle half", title="seconds per step, thinwire / PyTorch")
+    columns = ("model", "ranks", "step time of", "median ratio", "middle half")
+    table = Table(*columns, title="seconds per step, thinwire / PyTorch")
     for (model, pair, workers), values in found.items():
         low, median, high = statistics.quantiles(values, n=4)
         table.add_row(model, str(workers), pair, f"{median:.3f}", f"{low:.3f} .. {high:.3f}")
@@ -156,7 +157,8 @@ def main() -> None:
 
     weights = sum(p.numel() for p in mlp().parameters()) * 4 / 2**20
     plain = kept[None, False][0]
-    table = Table("scheme", "error memory", "peak MB", "above plain DDP", "thinwire keeps", title=f"memory, mlp ({weights:.1f} MB)")
+    columns = ("scheme", "error memory", "peak MB", "above plain DDP", "thinwire keeps")
+    table = Table(*columns, title=f"memory, mlp ({weights:.1f} MB)")
     for (side, feedback), (peak, told) in kept.items():
         above = "" if side is None else f"{peak - plain:+.1f} MB"
         table.add_row(str(side or "plain DDP"), "on" if feedback else "off", f"{peak:.0f}", above, f"{told:.1f} MB")

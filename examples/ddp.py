@@ -1,7 +1,7 @@
 """DistributedDataParallel with compressed gradients, and a checkpoint that resumes to the bit.
 
-    torchrun --nproc-per-node 2 examples/ddp.py
-    torchrun --nproc-per-node 2 examples/ddp.py --scheme "qsgd(bits=2)" --checkpoint /tmp/run
+torchrun --nproc-per-node 2 examples/ddp.py
+torchrun --nproc-per-node 2 examples/ddp.py --scheme "qsgd(bits=2)" --checkpoint /tmp/run
 """
 
 import argparse
@@ -19,7 +19,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--scheme", default="qsgd(bits=4)", help="what travels (see `thinwire list`)")
     options.add_argument("--steps", type=int, default=100)
-    options.add_argument("--checkpoint", type=Path, help="a folder to save to at the end, and to resume from if it has one")
+    options.add_argument("--checkpoint", type=Path, help="a folder to save to at the end, and to resume from")
     given = options.parse_args()
 
     dist.init_process_group("gloo")
@@ -55,7 +55,8 @@ def main() -> None:
         torch.save(state | {"step": first + given.steps}, file)
     stats = wire.stats()
     if rank == 0:
-        print(f"gave {stats['bytes_given'] / stats['bytes_dense']:.0%} of the bytes that plain DDP gives to its all-reduce")
+        share = stats["bytes_given"] / stats["bytes_dense"]
+        print(f"gave {share:.0%} of the bytes that plain DDP gives to its all-reduce")
     wire.close()
     dist.destroy_process_group()
 

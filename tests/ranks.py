@@ -28,7 +28,7 @@ def launch(script: str, workers: int, *arguments: str) -> list[subprocess.Popen[
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-            )  # fmt: skip
+            )
         )
     return processes
 

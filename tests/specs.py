@@ -3,8 +3,30 @@
 from thinwire.schemes import registry
 
 VARIANTS = {
+    "powersgd": ("powersgd(factor_rank=2, sided='one')",),
     "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)"),
+    "randomk": ("randomk(density=0.1, values='qsgd(bits=4)')",),
+    "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')",),
+    "topk": ("topk(density=0.1, values='qsgd(bits=4)')",),
+    "topkc": ("topkc(density=0.2, chunk=8, values='fp32')",),
+    "tnq": (
+        "tnq(bits=1)",
+        "tnq(bits=3, group=64)",
+        "tnq(group='tensor')",
+        "tnq(bits=8, scale='mean')",
+        "tnq(model='powerlaw')",
+        "tnq(model='powerlaw', levels='biscaled', bits=3)",
+    ),
+    "tq": ("tq(bits=3, group='tensor')",),
+    "nq": ("nq(group='tensor')",),
+    "thc": ("thc(bits=2, rotate=30)", "thc(bits=8)"),
+    "eden": ("eden(bits=3, rotate=30)",),
+    "terngrad": ("terngrad(clip=2.5)",),
+    "natural": ("natural(bits=3)",),
 }
+
+# These choose over a whole bucket: in other buckets they choose other entries.
+BUCKETWISE = ("regtopk", "topk", "topkc")
 
 
 def every_spec() -> list[str]:

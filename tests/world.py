@@ -1,4 +1,4 @@
-"""run_world: a function on n gloo ranks, each its own process; the first traceback wins and nothing outlives the call."""
+"""run_world: a function on n gloo ranks, each its own process; the first traceback wins, nothing outlives the call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """thinwire trains PyTorch models over thin wires."""
 
+from thinwire import checkpoint, theory
 from thinwire.control.fixed import Fixed
 from thinwire.control.mqgrad import MQGrad
 from thinwire.control.normrule import NormRule
@@ -8,27 +9,64 @@ from thinwire.control.schedule import Schedule
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
+from thinwire.gossip import DPSGD, Choco, DeepSqueeze, Gossip, LostRank, PowerGossip, VirtualGossip, graphs
 from thinwire.schemes import parse
 from thinwire.schemes.cast import BF16, FP16, FP32
+from thinwire.schemes.eden import EDEN
+from thinwire.schemes.natural import Natural
+from thinwire.schemes.nq import NQ
+from thinwire.schemes.powersgd import PowerSGD
 from thinwire.schemes.qsgd import QSGD
+from thinwire.schemes.randomk import RandomK
+from thinwire.schemes.regtopk import RegTopK
+from thinwire.schemes.signsgd import SignSGD
+from thinwire.schemes.terngrad import TernGrad
+from thinwire.schemes.thc import THC
+from thinwire.schemes.tnq import TNQ
+from thinwire.schemes.topk import TopK
+from thinwire.schemes.topkc import TopKC
+from thinwire.schemes.tq import TQ
 from thinwire.server import Role, ServerOptimizer, join
 
 __all__ = [
     "BF16",
+    "DPSGD",
+    "EDEN",
     "FP16",
     "FP32",
+    "NQ",
     "QSGD",
+    "THC",
+    "TNQ",
+    "TQ",
     "AllReduce",
+    "Choco",
+    "DeepSqueeze",
     "Fixed",
+    "Gossip",
+    "LostRank",
     "MQGrad",
+    "Natural",
     "NormRule",
+    "PowerGossip",
+    "PowerSGD",
     "Random",
+    "RandomK",
+    "RegTopK",
     "Role",
     "Schedule",
     "ServerOptimizer",
+    "SignSGD",
     "Simulation",
+    "TernGrad",
+    "TopK",
+    "TopKC",
+    "VirtualGossip",
     "Wire",
     "attach",
+    "checkpoint",
+    "graphs",
     "join",
     "parse",
+    "theory",
 ]

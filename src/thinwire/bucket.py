@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ class Layout:
             for part in range(1, parts):
                 cuts.append(max(cuts[-1], self._cut_near(part * self.numel // parts, grain)))
             cuts.append(self.numel)
-            self._splits[parts, grain] = [self._between(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+            self._splits[parts, grain] = [self._between(a, b) for a, b in pairwise(cuts)]
         return self._splits[parts, grain]
 
     def _cut_near(self, wanted: int, grain: int) -> int:
@@ -160,7 +161,7 @@ class Bucket:
     def split(self, parts: int, grain: int) -> list[Bucket]:
         """The bucket as `parts` buckets over the same memory, cut as `Layout.split` cuts."""
         pieces, start = [], 0
-        for number, layout in enumerate(self.layout.split(parts, grain)):
+        for layout in self.layout.split(parts, grain):
             stop = start + layout.numel
             pieces.append(
                 replace(

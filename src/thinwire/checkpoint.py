@@ -9,11 +9,11 @@
         "exchange": {server: ...},                     what servers hold; in the first worker's state only
     }
 
-Each worker's part has its own name, so `torch.distributed.checkpoint`, which keeps one copy of equally named tensors, keeps
-them all. At another number of workers, m instead of n, a worker takes the residuals of the old workers
+Each worker's part has its own name, so torch.distributed.checkpoint, which keeps one copy of equally named tensors,
+keeps them all. At another number of workers, m instead of n, worker j takes the residuals of the old workers
 i = j, j + m, j + 2m ... together, times m/n: the residuals' part in the next mean, sum(e_i)/n, is kept and nothing
 is lost. Shared state is taken as it is; other per-worker state starts anew. That needs the parts of all old workers:
-`merge` puts them together, and `wire.state_dict(workers=n)` makes an empty state for torch.distributed.checkpoint to fill.
+`merge` puts them together, and `wire.state_dict(workers=n)` makes an empty state for a distributed checkpoint to fill.
 """
 
 from __future__ import annotations

@@ -11,7 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.lab import bench as bench_
+from thinwire.lab import compare as compare_
 from thinwire.lab import doctor as doctor_
+from thinwire.lab import report as report_
+from thinwire.lab import repro as repro_
+from thinwire.lab.record import Record
 from thinwire.schemes import registry
 
 app = typer.Typer(
@@ -22,16 +27,80 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
+TASKS, SCHEMES = list(compare_.DEFAULT_TASKS), list(compare_.DEFAULT_SCHEMES)
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
+
+
+@app.command()
+def compare(
+    task: Annotated[list[str], typer.Option(metavar="SPEC", help="mlp, cnn, path.py:function; repeatable.")] = TASKS,
+    scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="See `thinwire list`; repeatable.")] = SCHEMES,
+    exchange: Annotated[str, typer.Option(help=f"How workers talk: {', '.join(compare_.EXCHANGES)}.")] = "allreduce",
+    network: Annotated[
+        str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
+    ] = compare_.DEFAULT_NETWORK,
+    seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows mean and spread.")] = 2,
+    workers: Annotated[int, typer.Option(help="Processes that train together on this machine.")] = 4,
+    steps: Annotated[int | None, typer.Option(help="Instead of the task's own number of steps.")] = None,
+    data: Data = None,
+    json_file: Json = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page.")] = None,
+) -> None:
+    """Does compression pay? Train the same task under several schemes and see which is at the target first.
+
+    Time to accuracy against the fp16 baseline, on a network as slow as you say. For example:
+
+      thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network auto:50mbit --report page.html
+    """
+    record = compare_.compare(
+        task, scheme, exchange=exchange, network=network, seeds=seeds, workers=workers, steps=steps, data=data,
+        json=json_file, report=report,
+    )  # fmt: skip
+    if record.interrupted:
+        raise typer.Exit(130)
+
+
+@app.command()
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Records that `thinwire compare --json` wrote.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
+) -> None:
+    """Make the HTML page of earlier comparisons again."""
+    report_.write([Record.load(file) for file in files], out)
+    Console().print(f"wrote {out}")
+
+
+@app.command()
+def repro(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(repro_.NAMES)} or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, under three minutes.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="Runs per setting; the default depends on --quick.")] = None,
+    data: Data = None,
+    json_file: Json = None,
+) -> None:
+    """A paper's claims on its own set-up: what was measured beside what was expected, and whether it holds."""
+    result = repro_.run(name, quick=quick, seeds=seeds, data=data, console=Console())
+    _write(json_file, result)
+
+
+@app.command()
+def bench(
+    only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
+    repeats: Annotated[int, typer.Option(help="Rounds; the best counts.")] = 5,
+    json_file: Json = None,
+) -> None:
+    """The speed of every kernel, against memcpy and its PyTorch reference, in one run."""
+    bench_.bench(repeats=repeats, only=only, json_file=json_file)
 
 
 @app.command("list")
 def list_(json_file: Json = None) -> None:
     """The schemes: what each is for, what can be turned, and whether it needs error memory."""
     rows = [_describe(name) for name in registry()]
-    table = Table("scheme", "options and defaults", "knob (fewest bytes first)", "error memory", "what it is for")
+    table = Table("scheme and defaults", "knob, fewest bytes first", "error memory", "what it is for", show_lines=True)
     for row in rows:
         memory = "not needed" if row["unbiased"] else "on by default"
-        table.add_row(row["name"], row["spec"], row["knob"], memory, row["summary"])
+        table.add_row(row["spec"], row["knob"], memory, row["summary"])
     Console().print(table)
     _write(json_file, rows)
 

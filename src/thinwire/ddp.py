@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from thinwire.requests import Sum
 from thinwire.scheme import Conversation, Scheme
 from thinwire.schemes import parse
 from thinwire.steering import Steering
+from thinwire.warmup import warm_up
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
 
@@ -40,6 +41,8 @@ def attach(
     controller: str | Controller | None = None,
     feedback: str | bool = "auto",
     exempt: Exempt = "auto",
+    warmup_steps: int = 0,
+    warmup_level: float | None = None,
     seed: int = 0,
 ) -> Wire:
     """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
@@ -48,8 +51,9 @@ def attach(
     exchange: how workers talk; AllReduce over the model's process group unless given.
     controller: who turns the scheme's knob while training, such as "mqgrad" or tw.MQGrad(); call `wire.observe(loss)`.
     feedback: "auto" (on for biased schemes), True or False.
-    exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns of
-        parameter names (empty: none), or a function of (name, parameter).
+    exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns
+        of parameter names (empty: none), or a function of (name, parameter).
+    warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
     if not isinstance(model, DistributedDataParallel):
@@ -57,9 +61,9 @@ def attach(
     plug = _Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
-    parsed = wrap(parse(scheme), feedback)
-    steering = Steering(controller, parsed) if controller is not None else None
-    wire = Wire(model, parsed, exchange or AllReduce(), exempt, seed, steering)
+    chosen = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+    steering = Steering(controller, chosen) if controller is not None else None
+    wire = Wire(model, chosen, exchange or AllReduce(), exempt, seed, steering)
     plug.wire = wire
     return wire
 
@@ -135,7 +139,7 @@ class Wire:
             "memory_bytes": float(self.memory.nbytes),
             "scratch_bytes": float(lane.scratch_bytes if lane else 0),
         }
-        return totals
+        return totals | self.scheme.report(self.memory)
 
     def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
         """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""
@@ -314,7 +318,7 @@ class _Plug:
     Without a wire it does what plain DDP does.
     """
 
-    _plugs: weakref.WeakKeyDictionary[DistributedDataParallel, _Plug] = weakref.WeakKeyDictionary()
+    _plugs: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, _Plug]] = weakref.WeakKeyDictionary()
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group

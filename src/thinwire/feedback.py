@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,11 +11,11 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.memory import Memory
-from thinwire.scheme import Conversation, Knob, Scheme
+from thinwire.scheme import Conversation, Scheme, Wrapper
 
 
 @dataclass(frozen=True)
-class Feedback(Scheme):
+class Feedback(Wrapper):
     """A scheme that remembers what its messages lost.
 
     1. a = g + e, the gradient and what is still owed.
@@ -25,31 +26,7 @@ class Feedback(Scheme):
     Law: over any number of steps, sum of means + mean of residuals = sum of mean gradients.
     """
 
-    scheme: Scheme
-
-    @property
-    def unbiased(self) -> bool:  # type: ignore[override]
-        return self.scheme.unbiased
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return self.scheme.exact
-
-    @property
-    def name(self) -> str:
-        return self.scheme.name
-
-    @property
-    def spec(self) -> str:
-        return self.scheme.spec
-
-    @property
-    def knob(self) -> Knob | None:
-        return self.scheme.knob
-
-    @property
-    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
-        return self.scheme.shared_state
+    any_float: ClassVar[bool] = False  # residuals are float32 at least
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)

@@ -76,7 +76,7 @@ class Memory:
             missing, unknown = sorted(set(self._tensors) - given), sorted(given - set(self._tensors))
             raise ValueError(
                 f"the saved memory does not fit: missing {missing[:3]}, unknown {unknown[:3]} "
-                f"({len(missing)} missing and {len(unknown)} unknown in all); it must come from the same model and scheme"
+                f"({len(missing)} and {len(unknown)} in all); it must come from the same model and scheme"
             )
         for (name, key), kept in self._tensors.items():
             tensor = state[name][key]

@@ -37,8 +37,8 @@ class Scheme(ABC):
     `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
     `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
     `any_float`: takes float16 and bfloat16 buckets as they are; others get them as float32.
-    `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits whoever
-    adds; float sums by an all-reduce have an order of their own.
+    `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
+    whoever adds; float sums by an all-reduce have an order of their own.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     """
 
@@ -74,6 +74,10 @@ class Scheme(ABC):
 
         A tensor with the parameter's shape can be had for a whole bucket at once: `Memory.flat`.
         """
+        return {}
+
+    def report(self, memory: Memory) -> dict[str, float]:
+        """Numbers of this scheme's own, for `stats()`."""
         return {}
 
     @abstractmethod
@@ -114,3 +118,48 @@ class Codec(Scheme):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         return (yield Mean(self, bucket, level))
+
+
+@dataclass(frozen=True)
+class Wrapper(Scheme):
+    """A scheme around a scheme: it says of itself what the inner one says, and changes how the conversation goes."""
+
+    scheme: Scheme
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.scheme.unbiased
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.scheme.exact
+
+    @property
+    def any_float(self) -> bool:  # type: ignore[override]
+        return self.scheme.any_float
+
+    @property
+    def rank_order(self) -> bool:  # type: ignore[override]
+        return self.scheme.rank_order
+
+    @property
+    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
+        return self.scheme.shared_state
+
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    @property
+    def spec(self) -> str:
+        return self.scheme.spec
+
+    @property
+    def knob(self) -> Knob | None:
+        return self.scheme.knob
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        return self.scheme.init(name, like, seed)
+
+    def report(self, memory: Memory) -> dict[str, float]:
+        return self.scheme.report(memory)

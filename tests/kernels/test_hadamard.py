@@ -98,10 +98,7 @@ def test_going_back_restores_and_lengths_are_kept(n, block, stride):
 
 def test_it_is_the_hadamard_matrix_with_signs():
     size = 8
-    matrix = (
-        torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(size)] for i in range(size)])
-        / size**0.5
-    )
+    matrix = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(size)] for i in range(size)]) / size**0.5
     columns = torch.stack([rotated(row, size) for row in torch.eye(size)], dim=1)
     signs = columns[0].sign()
     assert set(signs.tolist()) == {1.0, -1.0}

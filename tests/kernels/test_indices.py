@@ -25,9 +25,7 @@ def choices(draw, fewest=0, longest=5000):
     span = min(n, 2 * k + 1) if where == "cluster" else n
     first = draw(st.integers(0, n - span))
     chosen = (
-        torch.randint(span, (k,), generator=generator)
-        if span > 10**6
-        else torch.randperm(span, generator=generator)
+        torch.randint(span, (k,), generator=generator) if span > 10**6 else torch.randperm(span, generator=generator)
     )
     return (first + chosen[:k].unique()).int(), n
 

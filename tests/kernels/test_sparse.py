@@ -157,9 +157,7 @@ def moves(draw):
     chunks = -(-n // chunk)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     if draw(st.booleans()):
-        indices = (
-            torch.randperm(chunks, generator=generator)[: draw(st.integers(0, chunks))].sort().values.int()
-        )
+        indices = torch.randperm(chunks, generator=generator)[: draw(st.integers(0, chunks))].sort().values.int()
     else:
         indices = torch.randint(chunks, (draw(st.integers(0, 300)),), generator=generator).int()
     x = draw_values(draw(st.sampled_from(["normal", "denormal", "special"])), n + 1, generator)[1:]

@@ -1,10 +1,9 @@
 """AllReduce: answers requests by the collectives of torch.distributed.
 
-| request | how it travels |
-|---|---|
-| Sum, Max of floats | all-reduce |
-| Sum of narrow integers | two-shot: all-to-all of packed slices, add, all-gather |
-| Mean | gather: all-gather of the payloads, decode and add in rank order; or two-shot: every worker owns a part of the bucket, gets everybody's payload of it, adds, encodes the mean again, all-gather |
+Sum, Max of floats: all-reduce.
+Sum of narrow integers: two-shot, that is all-to-all of packed slices, add, all-gather.
+Mean: gather, that is all-gather of the payloads, decode and add in rank order; or two-shot: every worker owns a part
+of the bucket, gets everybody's payload of it, adds, encodes the mean again, and all-gather.
 
 A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever the number of workers.
 """

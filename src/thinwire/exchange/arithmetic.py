@@ -1,4 +1,4 @@
-"""What an answer is, to the bit, whoever computes it: the network's ranks and the Simulation's virtual workers share this.
+"""What an answer is, to the bit: the network's ranks and the Simulation's virtual workers share this.
 
 Additions run in rank order, so there is no hidden float order.
 """
@@ -80,10 +80,12 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
 
 
 def add_integers(datas: Sequence[Tensor], width: int, saturate: bool, out: Tensor) -> None:
-    """out (int32) = the running sum of packed `width`-bit integers, in the order given, clipped at every step if asked."""
+    """out (int32) = the running sum of packed integers, in the order given, clipped at every step if asked."""
     out.zero_()
+    size = kernels.packed_int_bytes(out.numel(), width)
+    add = kernels.add_packed_saturating if saturate else kernels.add_packed
     for data in datas:
-        kernels.add_packed(data, width, out=out, saturate=saturate)
+        add(data[:size], width, out=out)
 
 
 def integer_parts(numel: int, workers: int) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from thinwire.memory import Memory
 from thinwire.requests import Max, Mean, Request, Sum
 from thinwire.scheme import Scheme
 from thinwire.schemes import parse
+from thinwire.warmup import warm_up
 
 Named = Mapping[str, Tensor]
 
@@ -34,13 +35,15 @@ class Simulation:
         workers: int,
         feedback: str | bool = "auto",
         route: Route = "auto",
+        warmup_steps: int = 0,
+        warmup_level: float | None = None,
         seed: int = 0,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
         if route not in arithmetic.ROUTES:
             raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
-        self.scheme = wrap(parse(scheme), feedback)
+        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
         self.workers = workers
         self.route: Route = route
         self.seed = seed
@@ -57,10 +60,7 @@ class Simulation:
         given = [t if isinstance(t, Mapping) else {"tensor": t} for t in tensors]
         layout = self._layout_of(given)
         dtype = next(iter(given[0].values())).dtype
-        if dtype in (torch.float16, torch.bfloat16) and not self.scheme.any_float:
-            working = torch.float32
-        else:
-            working = dtype
+        working = dtype if self.scheme.any_float else torch.promote_types(dtype, torch.float32)
         buckets = [
             Bucket(
                 torch.cat([named[name].detach().reshape(-1).to(working) for name in layout.names]),
@@ -168,7 +168,8 @@ class Simulation:
             datas = []
             for request in requests:
                 data = torch.zeros(size, dtype=torch.uint8, device=out.device)
-                kernels.pack_ints(request.tensor[start:stop], width, out=data)
+                whole = kernels.packed_int_bytes(stop - start, width)
+                kernels.pack_ints(request.tensor[start:stop], width, out=data[:whole])
                 datas.append(data)
             arithmetic.add_integers(datas, width, saturate, out[start:stop])
             sizes.append(size)

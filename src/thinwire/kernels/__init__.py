@@ -1,4 +1,6 @@
-"""The operations that touch every entry. `reference` says what each means; native code does the same, fast."""
+"""The operations that touch every entry. `reference` says what each means; native code does the same,
+fast.
+"""
 
 from thinwire.kernels.cast import cast_add, scale_cast
 from thinwire.kernels.hadamard import hadamard_

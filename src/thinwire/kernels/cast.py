@@ -14,7 +14,9 @@ _ADD = {torch.float16: "add_from_fp16", torch.bfloat16: "add_from_bf16"}
 
 
 def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    """out = weight * x in x's dtype, then rounded to out's. `out` may be x's own memory if the dtypes are equal."""
+    """out = weight * x in x's dtype, then rounded to out's. `out` may be x's own memory if the dtypes are
+    equal.
+    """
     check.flat("x", x, dtypes=check.FLOATS)
     check.flat("out", out, dtypes=check.FLOATS, like=x, numel=x.numel())
     native = for_tensors(x, out)

@@ -17,7 +17,9 @@ def packed_int_bytes(count: int, width: int) -> int:
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). One that does not fit: ValueError."""
+    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). One that does not fit:
+    ValueError.
+    """
     _check(out, width, values)
     native = for_tensors(values, out)
     if native is None:

@@ -1,4 +1,6 @@
-"""The native module: loaded where it can be, and if it cannot, why. Nothing here decides by itself to be slow: see `doctor`."""
+"""The native module: loaded where it can be, and if it cannot, why. Nothing here decides by itself to be
+slow: see `doctor`.
+"""
 
 from __future__ import annotations
 

@@ -21,13 +21,22 @@ def packed_bytes(starts: Tensor, block: int, bits: int) -> int:
 
 
 def quantize_uniform(
-    x: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, *,
-    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    starts: Tensor,
+    block: int,
+    bits: int,
+    radius: Tensor,
+    *,
+    keys: Tensor | None,
+    counters: Tensor,
+    out: Tensor,
+    lost: Tensor | None = None,
+) -> None:
     """Quantise to 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
 
-    Stochastic, by a draw that depends on the element's stretch's key and on its counter; nearest where keys is None.
-    `lost`, where given, gets x - decoded value; it may be x's own memory. Blocks whose radius is not finite decode to NaN.
+    Stochastic, by a draw that depends on the element's stretch's key and on its counter; nearest where keys
+    is None. `lost`, where given, gets x - decoded value; it may be x's own memory. Blocks whose radius is
+    not finite decode to NaN.
     """
     check.within("bits", bits, 1, 8)
     _check_encode(x, starts, block, bits, radius, keys, counters, out, lost)
@@ -37,15 +46,35 @@ def quantize_uniform(
             x, starts, block, bits, radius, keys=keys, counters=counters, out=out, lost=lost
         )
     native.quantize_uniform(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, bits, radius.data_ptr(), radius.numel(),
-        address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), address(lost), threads(),
-    )  # fmt: skip
+        x.data_ptr(),
+        x.numel(),
+        starts.data_ptr(),
+        starts.numel() - 1,
+        block,
+        bits,
+        radius.data_ptr(),
+        radius.numel(),
+        address(keys),
+        counters.data_ptr(),
+        out.data_ptr(),
+        out.numel(),
+        address(lost),
+        threads(),
+    )
 
 
 def quantize_levels(
-    x: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, *,
-    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    starts: Tensor,
+    block: int,
+    levels: Levels,
+    scale: Tensor,
+    *,
+    keys: Tensor | None,
+    counters: Tensor,
+    out: Tensor,
+    lost: Tensor | None = None,
+) -> None:
     """Quantise to levels.table * scale_j per block, pack into `out`: see `quantize_uniform` for the rest.
 
     Stochastic in the value domain between the two neighbouring levels; the nearer end beyond the table.
@@ -54,14 +83,39 @@ def quantize_levels(
     native = _native_for(x, scale, out, lost)
     if native is None:
         return reference.quantize_levels(
-            x, starts, block, levels.table.to(x.device), scale, keys=keys, counters=counters, out=out, lost=lost
+            x,
+            starts,
+            block,
+            levels.table.to(x.device),
+            scale,
+            keys=keys,
+            counters=counters,
+            out=out,
+            lost=lost,
         )
     native.quantize_levels(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, levels.table.data_ptr(),
-        levels.next.data_ptr(), levels.interval.data_ptr(), levels.cell.data_ptr(), levels.cells, levels.crowd,
-        levels.cells_per_unit, scale.data_ptr(), scale.numel(),
-        address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), address(lost), threads(),
-    )  # fmt: skip
+        x.data_ptr(),
+        x.numel(),
+        starts.data_ptr(),
+        starts.numel() - 1,
+        block,
+        levels.bits,
+        levels.table.data_ptr(),
+        levels.next.data_ptr(),
+        levels.interval.data_ptr(),
+        levels.cell.data_ptr(),
+        levels.cells,
+        levels.crowd,
+        levels.cells_per_unit,
+        scale.data_ptr(),
+        scale.numel(),
+        address(keys),
+        counters.data_ptr(),
+        out.data_ptr(),
+        out.numel(),
+        address(lost),
+        threads(),
+    )
 
 
 def dequantize_uniform(
@@ -100,9 +154,20 @@ def _dequantize_uniform(codes, starts, block, bits, radius, weight, out, *, add:
         meaning = reference.dequantize_uniform_add if add else reference.dequantize_uniform
         return meaning(codes, starts, block, bits, radius, weight, out=out)
     native.dequantize_uniform(
-        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, bits, radius.data_ptr(),
-        radius.numel(), weight, add, out.data_ptr(), out.numel(), threads(),
-    )  # fmt: skip
+        codes.data_ptr(),
+        codes.numel(),
+        starts.data_ptr(),
+        starts.numel() - 1,
+        block,
+        bits,
+        radius.data_ptr(),
+        radius.numel(),
+        weight,
+        add,
+        out.data_ptr(),
+        out.numel(),
+        threads(),
+    )
 
 
 def _dequantize_levels(codes, starts, block, levels, scale, weight, out, *, add: bool) -> None:
@@ -112,9 +177,21 @@ def _dequantize_levels(codes, starts, block, levels, scale, weight, out, *, add:
         meaning = reference.dequantize_levels_add if add else reference.dequantize_levels
         return meaning(codes, starts, block, levels.table.to(out.device), scale, weight, out=out)
     native.dequantize_levels(
-        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits,
-        levels.table.data_ptr(), scale.data_ptr(), scale.numel(), weight, add, out.data_ptr(), out.numel(), threads(),
-    )  # fmt: skip
+        codes.data_ptr(),
+        codes.numel(),
+        starts.data_ptr(),
+        starts.numel() - 1,
+        block,
+        levels.bits,
+        levels.table.data_ptr(),
+        scale.data_ptr(),
+        scale.numel(),
+        weight,
+        add,
+        out.data_ptr(),
+        out.numel(),
+        threads(),
+    )
 
 
 def _check_encode(x, starts, block, bits, ranges, keys, counters, out, lost) -> None:
@@ -142,4 +219,3 @@ def _native_for(x: Tensor, ranges: Tensor, packed: Tensor, lost: Tensor | None):
     if x.dtype is torch.float32 and ranges.dtype is torch.float32:
         return for_tensors(x, ranges, packed, lost)
     return None
-

@@ -22,10 +22,11 @@ def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; 0 for an empty block.
+    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; 0 for an empty
+    block.
 
-    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is clean.
-    Squared norms of chunks of C elements are `block_statistics(x, starts, C, square=...)`.
+    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the
+    block is clean. Squared norms of chunks of C elements are `block_statistics(x, starts, C, square=...)`.
     """
     check.flat("x", x, dtypes=check.FLOATS)
     sizes = check.blocks(starts, block, numel=x.numel())

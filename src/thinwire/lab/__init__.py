@@ -1,1 +1,1 @@
-"""The lab: does compression pay, end to end?"""
+"""The lab: does compression pay, end to end? Tasks, networks, runs, time-to-accuracy and the report."""

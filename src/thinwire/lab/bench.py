@@ -1,7 +1,8 @@
 """`thinwire bench`: every kernel against memcpy and against its own PyTorch reference, all in one run.
 
-Rounds are interleaved (memcpy, kernel, memcpy, kernel ...) and the best round counts, because other work on the machine only ever
-makes a round slower. Memory is kept between calls: fresh pages cost more than the kernels.
+Rounds are interleaved (memcpy, kernel, memcpy, kernel ...) and the best round counts, because other work on
+the machine only ever makes a round slower. Memory is kept between calls: fresh pages cost more than the
+kernels.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Row:
 
 
 def run(
-    sizes: Iterable[int] = (1_000_000, 25_000_000), threads: Iterable[int] = (1,), repeats: int = 5, only: str = ""
+    sizes: Iterable[int] = (1_000_000, 25_000_000),
+    threads: Iterable[int] = (1,),
+    repeats: int = 5,
+    only: str = "",
 ) -> list[Row]:
     """Measure every case whose name contains `only`."""
     if native.module() is None:
@@ -70,7 +74,14 @@ def _measure(case: Case, numel: int, threads: int, repeats: int, reference: floa
         calls.append(_seconds(kernel))
     size, copy, call = 4 * numel, min(copies), min(calls)
     return Row(
-        case.name, numel, threads, size / call / 1e9, size / copy / 1e9, copy / call, reference * numel / call, case.target
+        case.name,
+        numel,
+        threads,
+        size / call / 1e9,
+        size / copy / 1e9,
+        copy / call,
+        reference * numel / call,
+        case.target,
     )
 
 
@@ -92,21 +103,31 @@ def table(rows: list[Row]):
 
     found = Table(
         title=f"kernels, {native.status()}",
-        caption=f"GB/s of input, 4 bytes an entry; reference: PyTorch, one thread, measured on {REFERENCE_NUMEL:,} entries",
+        caption="GB/s of input, 4 bytes an entry; "
+        f"reference: PyTorch, one thread, measured on {REFERENCE_NUMEL:,} entries",
     )
     for name in ("kernel", "entries", "threads", "GB/s", "memcpy GB/s", "of memcpy", "target", "x reference"):
         found.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
     for row in rows:
         target = f">= {row.target} {row.verdict}" if row.target else ""
         found.add_row(
-            row.kernel, f"{row.numel:,}", str(row.threads), f"{row.gigabytes_per_second:.2f}",
-            f"{row.memcpy_gigabytes_per_second:.2f}", f"{row.share_of_memcpy:.2f}", target, f"{row.times_reference:.0f}",
-        )  # fmt: skip
+            row.kernel,
+            f"{row.numel:,}",
+            str(row.threads),
+            f"{row.gigabytes_per_second:.2f}",
+            f"{row.memcpy_gigabytes_per_second:.2f}",
+            f"{row.share_of_memcpy:.2f}",
+            target,
+            f"{row.times_reference:.1f}",
+        )
     return found
 
 
 def bench(
-    sizes: tuple[int, ...] = (1_000_000, 25_000_000), repeats: int = 5, only: str = "", json_file: Path | None = None
+    sizes: tuple[int, ...] = (1_000_000, 25_000_000),
+    repeats: int = 5,
+    only: str = "",
+    json_file: Path | None = None,
 ) -> None:
     """Print the table, on one thread and on all, and write it to `json_file` where asked for."""
     from rich.console import Console

@@ -1,4 +1,6 @@
-"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on them."""
+"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Levels
-from thinwire.kernels.reference import cast, integers, quantize, statistics
+from thinwire.kernels.reference import cast, hadamard, indices, integers, quantize, sparse, statistics
 
 Call = Callable[[], object]
 
@@ -30,13 +32,15 @@ class Case:
 
 def all_cases() -> list[Case]:
     """Every case, family by family."""
-    return [*_statistics(), *_quantizers(), *_integers(), *_casts()]
+    return [*_statistics(), *_quantizers(), *_integers(), *_casts(), *_selections(), *_moves(), *_rotations()]
 
 
 BLOCK, CHUNK, BITS = 1024, 64, range(1, 9)
 
 
-def _both(name: str, prepare: Callable[[ModuleType, int], Call], reference: ModuleType, target: float | None = None) -> Case:
+def _both(
+    name: str, prepare: Callable[[ModuleType, int], Call], reference: ModuleType, target: float | None = None
+) -> Case:
     """A case whose kernel and reference take the same arguments."""
     return Case(name, partial(prepare, kernels), partial(prepare, reference), target)
 
@@ -81,7 +85,10 @@ def _quantizers() -> list[Case]:
 
     def uniform(bits, stochastic, residual, module, numel):
         x, starts, codes, ones = setting(numel, bits)
-        keys, counters = torch.tensor([0x1234567890ABCDE]) if stochastic else None, torch.zeros(1, dtype=torch.int64)
+        keys, counters = (
+            torch.tensor([0x1234567890ABCDE]) if stochastic else None,
+            torch.zeros(1, dtype=torch.int64),
+        )
         radius = 8 * ones
         lost = torch.zeros(numel) if residual else None
         return lambda: module.quantize_uniform(
@@ -97,7 +104,9 @@ def _quantizers() -> list[Case]:
         table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
         keys, counters = torch.tensor([0x1234567890ABCDE]), torch.zeros(1, dtype=torch.int64)
         lost = torch.zeros(numel) if residual else None
-        return lambda: module.quantize_levels(x, starts, BLOCK, table, ones, keys=keys, counters=counters, out=codes, lost=lost)
+        return lambda: module.quantize_levels(
+            x, starts, BLOCK, table, ones, keys=keys, counters=counters, out=codes, lost=lost
+        )
 
     def levels_add(bits, module, numel):
         out, starts, codes, ones = setting(numel, bits)
@@ -132,7 +141,9 @@ def _integers() -> list[Case]:
         return lambda: getattr(module, name)(data, width, out)
 
     cases = [_both(f"integers {w} bit, pack", partial(pack, w), integers) for w in (4, 8, 11)]
-    cases += [_both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5) for w in (4, 8, 11)]
+    cases += [
+        _both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5) for w in (4, 8, 11)
+    ]
     saturating = partial(add, "add_packed_saturating")
     cases += [_both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)]
     return cases
@@ -150,4 +161,94 @@ def _casts() -> list[Case]:
     names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
     return [_both(f"scale + cast to {name}", partial(scale, dtype), cast) for dtype, name in names.items()] + [
         _both(f"cast from {name} + add", partial(add, dtype), cast) for dtype, name in names.items()
+    ]
+
+
+def _selections() -> list[Case]:
+    """Top-k stands against `torch.topk` of the absolute values, which is what one would call instead."""
+
+    def select(share, weighted, numel):
+        x, out = _laplace(numel), torch.zeros(int(numel * share), dtype=torch.int32)
+        weight = torch.rand(numel) if weighted else None
+        return lambda: kernels.top_k(x, out.numel(), weight, out=out)
+
+    def torch_topk(share, weighted, numel):
+        x, weight = _laplace(numel), torch.rand(numel)
+        return lambda: torch.topk((x * weight if weighted else x).abs(), int(numel * share))
+
+    settings = [(0.01, False, 0.2), (0.001, False, 0.3), (0.01, True, None)]
+    return [
+        Case(
+            f"top-k {share:.1%}" + ", weighted" * weighted,
+            partial(select, share, weighted),
+            partial(torch_topk, share, weighted),
+            target,
+        )
+        for share, weighted, target in settings
+    ]
+
+
+def _moves() -> list[Case]:
+    """Speeds are per entry of the whole buffer, of which 1% (of chunks: 10%) moves."""
+
+    def setting(chunk, numel):
+        x = _laplace(numel)
+        if chunk == 1:
+            return x, kernels.top_k(x, numel // 100), torch.zeros(numel // 100)
+        chosen = torch.randperm(numel // chunk)[: numel // chunk // 10].sort().values.to(torch.int32)
+        return x, chosen, torch.zeros(chosen.numel() * chunk)
+
+    def gather(name, chunk, module, numel):
+        x, chosen, values = setting(chunk, numel)
+        if module is kernels:
+            return lambda: getattr(kernels, name)(x, chosen, chunk=chunk, out=values)
+        return lambda: getattr(sparse, name)(x, chosen, chunk, values)
+
+    def scatter_add(chunk, module, numel):
+        x, chosen, values = setting(chunk, numel)
+        if module is kernels:
+            return lambda: kernels.scatter_add(values, chosen, 0.5, x, chunk=chunk)
+        return lambda: sparse.scatter_add(values, chosen, 0.5, chunk, x)
+
+    def encode(module, numel):
+        _, chosen, _ = setting(1, numel)
+        data = kernels.encode_indices(chosen, numel)
+        if module is kernels:
+            return lambda: kernels.encode_indices(chosen, numel, out=data)
+        return lambda: indices.encode_indices(chosen, numel, data)
+
+    def decode(module, numel):
+        _, chosen, _ = setting(1, numel)
+        data = kernels.encode_indices(chosen, numel)
+        if module is kernels:
+            return lambda: kernels.decode_indices(data, chosen.numel(), numel, out=chosen)
+        return lambda: indices.decode_indices(data, chosen.numel(), numel, chosen)
+
+    cases = [_both(f"{name.strip('_')} 1%", partial(gather, name, 1), sparse) for name in ("gather", "take_")]
+    cases += [_both(f"gather chunks / {CHUNK}", partial(gather, "gather", CHUNK), sparse)]
+    cases += [_both("scatter + add 1%", partial(scatter_add, 1), sparse)]
+    cases += [_both(f"scatter + add chunks / {CHUNK}", partial(scatter_add, CHUNK), sparse)]
+    return [*cases, _both("indices 1%, encode", encode, indices), _both("indices 1%, decode", decode, indices)]
+
+
+def _rotations() -> list[Case]:
+    def rotate(block, strided, inverse, module, numel):
+        x, starts, keys, counters = (
+            _laplace(numel),
+            torch.tensor([0, numel]),
+            torch.tensor([1 << 40]),
+            torch.tensor([0]),
+        )
+        stride = numel // block if strided else 1
+        if module is kernels:
+            return lambda: kernels.hadamard_(
+                x, starts, block, keys=keys, counters=counters, stride=stride, inverse=inverse
+            )
+        return lambda: hadamard.hadamard_(x, starts, block, stride, keys, counters, inverse)
+
+    return [
+        _both(f"rotation / {BLOCK}", partial(rotate, BLOCK, False, False), hadamard, 0.3),
+        _both(f"rotation / {BLOCK}, back", partial(rotate, BLOCK, False, True), hadamard, 0.3),
+        _both(f"rotation / {BLOCK}, strided", partial(rotate, BLOCK, True, False), hadamard),
+        _both("rotation, full", partial(rotate, 1 << 30, False, False), hadamard),
     ]

@@ -1,4 +1,4 @@
-"""One file per scheme. `parse` makes a scheme of spec text such as "qsgd(bits=4)"; new files are found by themselves."""
+"""One file per scheme, found by itself. `parse` makes a scheme of spec text such as "qsgd(bits=4)"."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ descend:
 Both parts begin on a whole byte, little-endian, and padding is 0. The number of low bits is the one that
 makes the fewest bytes; at high density that is 0, and the bitmap then is the plain one. No index: no bytes.
 
-Golomb and Rice codes of the gaps take the same bits in the worst case: a fixed size gains nothing from
-them.
+A Rice code of the gaps takes as many bits in the worst case, so a fixed size gains nothing from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Quantisation of every block to 2^bits levels: even ones over [-radius, radius], or a table times a scale.
 
-The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be denormal), and one
-that is not finite makes the whole block decode to NaN, which is how non-finite gradients reach the
-optimizer. A NaN in a block whose range is finite gets code 0: ranges must come from the data, as
+The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be
+denormal), and one that is not finite makes the whole block decode to NaN, which is how non-finite gradients
+reach the optimizer. A NaN in a block whose range is finite gets code 0: ranges must come from the data, as
 `block_statistics` makes them.
 """
 
@@ -25,8 +25,9 @@ def quantize_uniform(
     """Quantise to s + 1 = 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
 
     Position u = x * ((s/2) / radius) + s/2; the code is floor(u + draw) clipped to 0..s, with draw =
-    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s) - 1).
-    `lost`, where given, gets x - that value; it may be x's own memory. Blocks whose radius is 0 or not finite get codes 0.
+    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s)
+    - 1). `lost`, where given, gets x - that value; it may be x's own memory. Blocks whose radius is 0 or not
+    finite get codes 0.
     """
     levels = (1 << bits) - 1
     blocks = Blocks.of(starts, block, x.device)
@@ -62,11 +63,12 @@ def quantize_levels(
     x: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, *,
     keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Quantise to the values levels[c] * scale_j per block; `levels` are sorted, 2^bits of them; pack into `out`.
+    """Quantise to the values levels[c] * scale_j per block; `levels` are sorted, 2^bits of them; pack into
+    `out`.
 
-    y = x * (1 / scale); j is the interval with levels[j] <= y < levels[j + 1], clipped to the table. The code is j + 1 where
-    draw < (y - levels[j]) * (1 / (levels[j + 1] - levels[j])), else j, with draws as in `quantize_uniform`:
-    unbiased between the first and the last level, the nearer end outside.
+    y = x * (1 / scale); j is the interval with levels[j] <= y < levels[j + 1], clipped to the table. The
+    code is j + 1 where draw < (y - levels[j]) * (1 / (levels[j + 1] - levels[j])), else j, with draws as in
+    `quantize_uniform`: unbiased between the first and the last level, the nearer end outside.
     `lost`, where given, gets x - value. Blocks whose scale is 0 or not finite get codes 0.
     """
     bits = (len(levels) - 1).bit_length()

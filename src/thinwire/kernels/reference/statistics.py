@@ -1,8 +1,8 @@
 """Statistics of every block in one pass.
 
-Sums are taken in float64 and rounded once to float32, so the order of the additions shows at most in the last bit: native
-and reference agree within one unit in the last place. Native sums have a fixed order: the same bits for any
-number of threads and any instruction set. Maxima agree to the bit.
+Sums are taken in float64 and rounded once to float32, so the order of the additions shows at most in the
+last bit: native and reference agree within one unit in the last place. Native sums have a fixed order: the
+same bits for any number of threads and any instruction set. Maxima agree to the bit.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; 0 for an empty block.
+    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; 0 for an empty
+    block.
 
-    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is clean.
-    A sum that float32 cannot hold is Inf too.
+    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the
+    block is clean. A sum that float32 cannot hold is Inf too.
     """
     blocks = Blocks.of(starts, block, x.device)
     number, magnitude = blocks.of_element, x.abs()

@@ -1,0 +1,36 @@
+"""How a mixer compresses a replica with thinwire's codecs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire import schemes
+from thinwire.bucket import Bucket
+from thinwire.gossip.node import Node
+from thinwire.scheme import Codec
+
+
+def codec_of(spec: Codec | str, mixer: str) -> Codec:
+    """The codec that `spec` describes; schemes that need more than one message per worker are no codecs."""
+    codec = schemes.parse(spec)
+    if not isinstance(codec, Codec):
+        known = ", ".join(name for name, scheme in schemes.registry().items() if issubclass(scheme, Codec))
+        raise ValueError(f"{mixer}: codec must be one of {known}; {codec.spec} is not just encode and decode")
+    return codec
+
+
+def encoded(codec: Codec, values: Tensor, node: Node) -> Tensor:
+    """The payload of `values`, laid out like the node's weights. Codecs work in float32."""
+    bucket = Bucket(
+        values.to(torch.float32), node.layout,
+        worker=node.number, step=node.step, seed=node.seed, scratch=node.scratch,
+    )  # fmt: skip
+    return codec.payload(bucket, codec.level).data
+
+
+def decoded(codec: Codec, payload: Tensor, node: Node) -> Tensor:
+    """What a payload says, in the weights' dtype. All who hear the same bytes get the same numbers."""
+    values = torch.zeros(node.layout.numel, dtype=torch.float32)
+    codec.decode_add(payload, node.layout, codec.level, values, 1.0)
+    return values.to(node.flat.dtype)

@@ -1,0 +1,151 @@
+"""What the lab writes down, as JSON: a plan before a run, a run after it, the record of a comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to be made: task x scheme x exchange x network x seed."""
+
+    task: str
+    scheme: str
+    seed: int
+    exchange: str = "allreduce"
+    network: str = "none"
+    workers: int = 4
+    steps: int | None = None  # None: as many as the task says
+    data: str | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """How far a run has come. Seconds are those of training, judging not counted. Bytes are one worker's."""
+
+    step: int
+    seconds: float
+    bytes_sent: float
+    loss: float
+    score: float
+    level: float = 0.0  # of the scheme's knob
+
+
+@dataclass
+class Run:
+    """What became of a plan. `reason` says why it failed, and is None for a run that came to its end.
+
+    `totals`, per worker, over the whole run: steps, seconds, bytes_sent; compute_seconds, encode_seconds and
+    wire_seconds, which add up to seconds (encode and wire count only where training waited for them); vnmse,
+    the mean of |X - Xhat|^2 / |X|^2 at the judged steps, X the exact mean gradient of the step, Xhat what was
+    applied; in shaped networks interface_bytes, sent as the kernel counts them, and interface_payload_bytes,
+    without headers.
+    """
+
+    plan: Plan
+    metric: str
+    rising: bool  # more of the metric is better
+    target: float
+    steps: int
+    curve: list[Point] = field(default_factory=list)
+    totals: dict[str, float] = field(default_factory=dict)
+    reason: str | None = None
+
+    @property
+    def seconds_to_target(self) -> float | None:
+        """Training seconds until the first judged step that met the target; None: never."""
+        return self._first_to_target("seconds")
+
+    @property
+    def bytes_to_target(self) -> float | None:
+        return self._first_to_target("bytes_sent")
+
+    def _first_to_target(self, name: str) -> float | None:
+        for point in self.curve:
+            if point.score >= self.target if self.rising else point.score <= self.target:
+                return getattr(point, name)
+        return None
+
+
+@dataclass
+class Record:
+    """A comparison: its configuration, where and with what it was made, and every run."""
+
+    config: dict[str, Any]
+    runs: list[Run] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=lambda: _machine())
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    interrupted: bool = False
+    format: int = FORMAT
+
+    def save(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(_without_nan(asdict(self)), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, file: Path) -> Record:
+        try:
+            read = json.loads(file.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"missing file: {file}") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from None
+        if not isinstance(read, dict) or read.get("format") != FORMAT or set(read) != {f.name for f in fields(cls)}:
+            raise ValueError(f"{file} is not a record of `thinwire compare` (format {FORMAT})")
+        try:
+            read["runs"] = [_run(run) for run in read["runs"]]
+        except (TypeError, KeyError, AttributeError):
+            raise ValueError(f"{file} holds a run that cannot be read") from None
+        return cls(**read)
+
+
+def _run(read: dict[str, Any]) -> Run:
+    points = [Point(**{name: _number(value) for name, value in point.items()}) for point in read["curve"]]
+    totals = {name: _number(value) for name, value in read["totals"].items()}
+    return Run(**{**read, "plan": Plan(**read["plan"]), "curve": points, "totals": totals})
+
+
+def _without_nan(tree: Any) -> Any:
+    """JSON has no NaN and no infinity; what training brought to them is written as null."""
+    if isinstance(tree, dict):
+        return {name: _without_nan(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_without_nan(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("thinwire", "torch", "numpy")}

@@ -1,0 +1,143 @@
+"""The report: one self-contained page per comparison (or several), with curves, phases and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import jinja2
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from thinwire.lab import table
+from thinwire.lab.record import Point, Record, Run
+
+# Okabe and Ito's colours: told apart with any colour vision. The baseline is black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6D00", "#7F7F7F")
+PHASE_COLOURS = {"compute": "#56B4E9", "encode": "#E69F00", "wire": "#D55E00"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a curve can run over."""
+
+    name: str
+    title: str
+    value: Callable[[Point], float]
+
+
+AXES = (
+    Axis("seconds", "training seconds", lambda point: point.seconds),
+    Axis("bytes", "MB sent per worker", lambda point: point.bytes_sent / 1e6),
+    Axis("steps", "steps", lambda point: point.step),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One task of one record, ready to be put on the page."""
+
+    heading: str
+    caption: str
+    rows: Sequence[table.Row]
+    figures: dict[str, str]  # title: HTML
+    colours: dict[str, str]
+
+
+def write(records: Sequence[Record], file: Path) -> None:
+    """Put the comparisons on one page. It needs nothing but itself: no network, no other file."""
+    sections = [_section(record, task) for record in records for task in _tasks(record)]
+    if not sections:
+        raise ValueError("there is no run to report on")
+    page = jinja2.Environment(
+        loader=jinja2.PackageLoader("thinwire.lab", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    ).get_template("report.html")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        page.render(sections=sections, plotly=get_plotlyjs(), table=table, created=records[-1].created),
+        encoding="utf-8",
+    )
+
+
+def _tasks(record: Record) -> list[str]:
+    return list(dict.fromkeys(run.plan.task for run in record.runs))
+
+
+def _section(record: Record, task: str) -> Section:
+    runs = [run for run in record.runs if run.plan.task == task]
+    rows = [row for row in table.summarise(record) if row.task == task]
+    colours = _colours([row.scheme for row in rows])
+    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(runs, colours, axis)) for axis in AXES}
+    figures["Seconds per step, by what they went into"] = _html(_phases(rows))
+    if any(len({point.level for point in run.curve}) > 1 for run in runs):
+        figures["Level over steps"] = _html(_curves(runs, colours, AXES[2], lambda point: point.level))
+    return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, colours)
+
+
+def _colours(schemes: Sequence[str]) -> dict[str, str]:
+    others = [scheme for scheme in schemes if scheme != table.BASELINE]
+    return {scheme: COLOURS[at % len(COLOURS)] for at, scheme in enumerate(others)} | {table.BASELINE: "#000000"}
+
+
+def _scores(runs: Sequence[Run], colours: dict[str, str], axis: Axis) -> go.Figure:
+    """The curves of the metric, and the target as a dotted line."""
+    figure = _curves(runs, colours, axis, lambda point: point.score)
+    figure.add_hline(y=runs[0].target, line={"dash": "dot", "width": 1, "color": "#666"})
+    if runs[0].metric == "accuracy":
+        figure.update_yaxes(tickformat=".0%")
+    return figure
+
+
+def _curves(runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]) -> go.Figure:
+    """A bold line per scheme, the mean over its seeds, with the single runs faint behind it."""
+    figure = go.Figure()
+    for scheme in dict.fromkeys(run.plan.scheme for run in runs):
+        curves = [run.curve for run in runs if run.plan.scheme == scheme and run.reason is None]
+        # The baseline is dashed, so that a line that it lies upon can still be seen.
+        line = {"color": colours[scheme], "dash": "dash" if scheme == table.BASELINE else "solid"}
+        for curve in curves if len(curves) > 1 else []:
+            figure.add_scatter(
+                x=[axis.value(point) for point in curve], y=[value(point) for point in curve],
+                mode="lines", opacity=0.3, line=line | {"width": 1}, legendgroup=scheme,
+                showlegend=False, hoverinfo="skip",
+            )  # fmt: skip
+        if curves:
+            together = list(zip(*curves, strict=True))
+            figure.add_scatter(
+                x=[mean(map(axis.value, points)) for points in together],
+                y=[mean(map(value, points)) for points in together],
+                mode="lines+markers", name=scheme, legendgroup=scheme, line=line | {"width": 2.5},
+                marker={"size": 5},
+            )  # fmt: skip
+    figure.update_xaxes(title=axis.title, rangemode="tozero")
+    return figure
+
+
+def _phases(rows: Sequence[table.Row]) -> go.Figure:
+    """A bar per scheme, stacked from compute, encoding and waiting for the wire."""
+    figure = go.Figure()
+    done = [row for row in rows if row.runs]
+    for phase, colour in PHASE_COLOURS.items():
+        figure.add_bar(
+            y=[row.scheme for row in done], x=[row.phases[phase] for row in done],
+            name=phase, orientation="h", marker={"color": colour},
+        )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title="seconds per step")
+    return figure
+
+
+def _html(figure: go.Figure) -> str:
+    figure.update_layout(
+        template="plotly_white", height=340, font={"family": "inherit"},
+        margin={"l": 10, "r": 10, "t": 10, "b": 10},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+    )  # fmt: skip
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True})

@@ -1,0 +1,127 @@
+"""Quantising each tensor of a bucket with a level table of its own. Shared by the schemes with non-uniform levels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels, theory
+from thinwire.bucket import Bucket, Layout
+
+# The 2^bits levels over [-1, 1] for one row of shape parameters.
+Table: TypeAlias = Callable[[tuple[float, ...]], kernels.Levels]
+
+
+BLOCK = 1024  # entries that share a scale unless asked otherwise: 32/1024 of a bit each
+
+
+def check_group(scheme: str, group: str | int) -> None:
+    """A group is "tensor", or a number of entries that fills whole bytes at any width."""
+    if group != "tensor" and (not isinstance(group, int) or group < 8 or group % 8):
+        raise ValueError(f"{scheme}: group must be 'tensor' or a positive multiple of 8, got {group!r}")
+
+
+def check_scale(scheme: str, scale: str) -> None:
+    if scale not in ("moments", "mean"):
+        raise ValueError(f"{scheme}: scale must be 'moments' or 'mean', got {scale!r}")
+
+
+def laplace_scales(bucket: Bucket, block: int, scale: str, largest: Tensor) -> Tensor:
+    """The Laplace scale c of every group, and its largest magnitude in `largest`, in one pass.
+
+    "mean": c = E|x|. "moments": c = (E x^2 / 2)^(3/4) / (E|x|)^(1/2), the same on Laplace data. Real gradients are more
+    than half near zero, with a wide tail; there E|x| is small, E x^2 / (2 E|x|) is the scale of the tail, and their
+    mean, geometric and weighted 1:3, the range that loses least (by trial, on gradients of small networks).
+    """
+    c, square = torch.empty_like(largest), torch.empty_like(largest)
+    starts = bucket.layout.starts
+    if scale == "mean":
+        kernels.block_statistics(bucket.flat, starts, block, absmean=c, absmax=largest)
+        return c
+    kernels.block_statistics(bucket.flat, starts, block, absmean=c, absmax=largest, square=square)
+    half = square / (2 * _lengths(bucket.layout, block).to(square.device))
+    # A square that float32 cannot hold says nothing.
+    return torch.where((half > 2.0**-100) & torch.isfinite(half), half**0.75 / c.sqrt(), c)
+
+
+@lru_cache(maxsize=256)
+def _lengths(layout: Layout, block: int) -> Tensor:
+    """How many entries every group has."""
+    lengths: list[int] = []
+    for segment in layout.segments:
+        full, rest = divmod(segment.numel, block) if block else (0, segment.numel)
+        lengths += [block] * full + [rest] * (rest > 0 or not block)
+    return torch.tensor(lengths)
+
+
+@lru_cache(maxsize=1024)
+def laplace(bits: int, ratio: float) -> kernels.Levels:
+    """The levels for a Laplace tensor whose range is `ratio` of its scales."""
+    if not 0 < ratio < math.inf:
+        raise ValueError(f"a range of {ratio} scales in a payload")
+    return kernels.Levels(torch.tensor(theory.laplace_unit_levels(bits, ratio), dtype=torch.float32))
+
+
+def laplace_blocks(bits: int, block: int, threshold: float) -> kernels.Levels:
+    """One shape for all blocks, truncated at `threshold` scales or at their largest entries.
+
+    Those lie ln(block) + 0.58 scales out on average, by Laplace's law: levels for what is beyond would go unused.
+    """
+    return laplace(bits, min(threshold, math.log(block) + 0.58))
+
+
+def coarse(ratio: Tensor) -> Tensor:
+    """`ratio` up to the next 16th of a binary order: few enough values for their tables to be kept."""
+    return torch.exp2(torch.ceil(torch.log2(ratio) * 16) / 16)
+
+
+def encode(bucket: Bucket, bits: int, radius: Tensor, shapes: Tensor, table: Table, codes: Tensor) -> None:
+    """Quantise tensor j to radius[j] * table(shapes[j]), rounding at random."""
+    keys = bucket.keys()
+    for first, last, a, b, row, code in _runs(bucket.layout, bits, shapes, codes):
+        kernels.quantize_levels(
+            bucket.flat[a:b], bucket.layout.starts[first : last + 1] - a, 0, table(row), radius[first:last],
+            keys=keys[first:last], counters=bucket.layout.counters[first:last], out=code,
+            lost=None if bucket.lost is None else bucket.lost[a:b],
+        )  # fmt: skip
+
+
+def decode_add(
+    codes: Tensor,
+    layout: Layout,
+    bits: int,
+    radius: Tensor,
+    shapes: Tensor,
+    table: Table,
+    weight: float,
+    out: Tensor,
+) -> None:
+    """out += weight * what `encode` made."""
+    for first, last, a, b, row, code in _runs(layout, bits, shapes, codes):
+        starts = layout.starts[first : last + 1] - a
+        kernels.dequantize_levels_add(code, starts, 0, table(row), radius[first:last], weight, out=out[a:b])
+
+
+def _runs(
+    layout: Layout, bits: int, shapes: Tensor, codes: Tensor
+) -> Iterator[tuple[int, int, int, int, tuple[float, ...], Tensor]]:
+    """Neighbouring tensors with the same shape parameters, to go through a kernel together: usually all of them.
+
+    (first tensor, last tensor + 1, first element, last element + 1, shape parameters, their codes)
+    """
+    segments = layout.segments
+    rows = [tuple(row) for row in shapes.tolist()]
+    first = position = 0
+    while first < len(rows):
+        last, size = first, 0
+        while last < len(rows) and rows[last] == rows[first]:
+            size += -(-segments[last].numel * bits // 8)
+            last += 1
+        a, b = segments[first].start, segments[last - 1].stop
+        yield first, last, a, b, rows[first], codes[position : position + size]
+        first, position = last, position + size

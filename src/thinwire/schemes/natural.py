@@ -1,0 +1,74 @@
+"""Natural compression: round every entry at random to a power of two (Horvath et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout
+from thinwire.scheme import Codec, Knob
+
+
+@dataclass(frozen=True)
+class Natural(Codec):
+    """Each entry becomes 0 or +-2^e, one of the two powers of two around it, unbiased; the variance is x^2/8 at most.
+
+    Exponents count down from the tensor's largest entry: 2^(bits-1) - 1 of them, then 0.
+    Differs from the paper: a code has 7 bits instead of 9, because exponents are relative to the tensor's largest entry
+    (63 of them reach 18 decades down; the bound holds above that). Fewer bits are the paper's natural dithering.
+    """
+
+    bits: int = 7  # lower => fewer bytes, fewer powers of two: more error on small entries
+
+    unbiased: ClassVar[bool] = True
+    grain: ClassVar[int | None] = 8
+    summary: ClassVar[str] = "powers of two only: unbiased, small error on entries of every size"
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(2, 8):
+            raise ValueError(f"natural: bits must be 2..7, got {self.bits!r}")
+
+    @property
+    def knob(self) -> Knob:
+        return Knob("bits", (2, 3, 4, 5, 6, 7), self.bits)
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, int(level))
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        scale, codes = self._fields(out, bucket.layout)
+        kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmax=scale)
+        mantissa, exponent = torch.frexp(scale)  # mantissa in [1/2, 1)
+        above = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
+        # The power above the largest finite numbers is not finite: they round down to the largest power there is.
+        above.clamp_(max=2.0**127)
+        scale.copy_(torch.where(torch.isfinite(scale) & (scale > 0), above, scale))
+        kernels.quantize_levels(
+            bucket.flat, bucket.layout.starts, 0, _table(int(level)), scale,
+            keys=bucket.keys(), counters=bucket.layout.counters, out=codes, lost=bucket.lost,
+        )  # fmt: skip
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        expected = self.nbytes(layout, level)
+        if data.numel() != expected:
+            raise ValueError(f"natural: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        scale, codes = self._fields(data, layout)
+        kernels.dequantize_levels_add(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
+
+    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """A float32 scale per tensor, then the packed codes."""
+        scales = 4 * len(layout.segments)
+        return data[:scales].view(torch.float32), data[scales:]
+
+
+@cache
+def _table(bits: int) -> kernels.Levels:
+    """-1, -1/2, ..., 0, ..., 1/2, 1, and one level a hair above 1 that makes it 2^bits."""
+    powers = 2.0 ** -torch.arange((1 << (bits - 1)) - 1, dtype=torch.float64)
+    table = torch.cat([-powers, torch.zeros(1, dtype=torch.float64), powers.flip(0), torch.tensor([1.0 + 2.0**-23])])
+    return kernels.Levels(table.to(torch.float32))

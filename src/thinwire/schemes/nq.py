@@ -1,0 +1,89 @@
+"""NQ: the non-uniform levels of TNQ over the whole range: the ablation that shows what truncation is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout
+from thinwire.scheme import Codec, Knob
+from thinwire.schemes import _tables
+
+
+@dataclass(frozen=True)
+class NQ(Codec):
+    """Each entry becomes one of 2^bits levels over [-m, m], m its group's largest magnitude, denser near 0.
+
+    1. c = mean |x| and m = max |x| of the group.
+    2. level_j = -3c sgn(2j - s) ln(1 - |2j - s|/s (1 - exp(-m/3c))), j = 0..s, s = 2^bits - 1; for blocks with the
+       m/c that is to be expected of a Laplace block, scaled to the block's own m.
+    3. Round at random to a neighbouring level, unbiased everywhere.
+    """
+
+    bits: int = 4  # lower => fewer bytes, more error
+    group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of entries; lower => more scales
+
+    unbiased: ClassVar[bool] = True
+    summary: ClassVar[str] = "TNQ without truncation: unbiased, good where outliers carry the gradient"
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(1, 9):
+            raise ValueError(f"nq: bits must be 1..8, got {self.bits!r}")
+        _tables.check_group("nq", self.group)
+
+    @property
+    def block(self) -> int:
+        return 0 if isinstance(self.group, str) else self.group
+
+    @property
+    def grain(self) -> int:  # type: ignore[override]
+        return self.block or 8
+
+    @property
+    def knob(self) -> Knob:
+        return Knob("bits", (1, 2, 3, 4, 5, 6, 7, 8), self.bits)
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        header = 4 * layout.blocks(self.block) * (1 if self.block else 2)
+        return header + kernels.packed_bytes(layout.starts, self.block, int(level))
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        layout, bits = bucket.layout, int(level)
+        radius, reach, codes = self._fields(out, layout)
+        if self.block:
+            kernels.block_statistics(bucket.flat, layout.starts, self.block, absmax=radius)
+            kernels.quantize_levels(
+                bucket.flat, layout.starts, self.block, _tables.laplace_blocks(bits, self.block, math.inf), radius,
+                keys=bucket.keys(), counters=layout.counters, out=codes, lost=bucket.lost,
+            )  # fmt: skip
+            return
+        c = torch.empty_like(radius)
+        kernels.block_statistics(bucket.flat, layout.starts, 0, absmean=c, absmax=radius)
+        whole = _tables.coarse((radius / c).clamp(min=1.0))
+        reach.copy_(torch.where(torch.isfinite(whole), whole, 1.0)[:, None])
+        _tables.encode(bucket, bits, radius, reach, lambda shape: _tables.laplace(bits, *shape), codes)
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        bits, expected = int(level), self.nbytes(layout, level)
+        if data.numel() != expected:
+            raise ValueError(f"nq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        radius, reach, codes = self._fields(data, layout)
+        if self.block:
+            table = _tables.laplace_blocks(bits, self.block, math.inf)
+            kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
+        else:
+            _tables.decode_add(
+                codes, layout, bits, radius, reach, lambda shape: _tables.laplace(bits, *shape), weight, out
+            )
+
+    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """A float32 radius per group, for tensors the same again in scales, then the packed codes."""
+        groups = layout.blocks(self.block)
+        header = 4 * groups * (1 if self.block else 2)
+        numbers = data[:header].view(torch.float32)
+        return numbers[:groups], numbers[groups:].view(-1, 1), data[header:]

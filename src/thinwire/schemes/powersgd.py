@@ -1,0 +1,249 @@
+"""PowerSGD: each matrix as two thin factors, found by one power iteration a step (Vogels et al., 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels, randomness
+from thinwire.bucket import Bucket, Layout, Segment
+from thinwire.memory import Memory
+from thinwire.requests import Sum
+from thinwire.scheme import Conversation, Knob, Scheme
+
+_RANKS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class PowerSGD(Scheme):
+    """Low rank. A tensor of two or more dimensions is a matrix M, (shape[0], the rest); r = `factor_rank`.
+
+    sided="two", the paper; Q is what the last step found:
+      1. P = sum of M_i Q; orthonormalise P.
+      2. Q = mean of M_i^T P.
+      3. out = P Q^T; lost_i = M_i - out.
+    sided="one", the authors' package; one product and one round a step, left and right in turn:
+      1. Orthonormalise the factor Q of the last step.
+      2. P_i = M_i Q; lost_i = M_i - P_i Q^T, the worker's own projection.
+      3. P = mean of P_i; out = P Q^T. In odd steps the same with M^T.
+
+    All else travels exact, in the message of the first factor: vectors, and matrices that the factors of a
+    step would not make `min_gain` times smaller.
+
+    Factors are kept wide, (r, columns): every product then reads M row by row.
+
+    Differs from the paper: Q is orthonormalised before it is used. That is the same span, and leaves no scale
+    that could underflow over the steps. Householder reflections give an orthonormal basis whatever the
+    columns are; and a column that comes out as zero does not replace the warm start.
+    """
+
+    factor_rank: int = 4  # lower => fewer bytes, more error
+    sided: str = "two"  # "one" => half the bytes and half the products, and a factor that is one step older
+    min_gain: float = 2.0  # higher => more matrices travel exact
+
+    unbiased: ClassVar[bool] = False
+    shared_state: ClassVar[frozenset[str]] = frozenset({"p", "q"})
+    summary: ClassVar[str] = "low rank with a warm start; summable, few bytes on models made of matrices"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.factor_rank, int) or self.factor_rank < 1:
+            raise ValueError(f"powersgd: factor_rank must be a positive integer, got {self.factor_rank!r}")
+        if self.sided not in ("one", "two"):
+            raise ValueError(f"powersgd: sided must be 'one' or 'two', got {self.sided!r}")
+        if not self.min_gain >= 1:
+            raise ValueError(f"powersgd: min_gain must be at least 1, got {self.min_gain!r}")
+
+    @property
+    def knob(self) -> Knob:
+        return Knob("factor_rank", tuple(sorted({*_RANKS, self.factor_rank})), self.factor_rank)
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        """N(0, 1) factors, the same on all workers, with room for the knob's highest rank."""
+        rows, cols = _as_matrix(like.shape)
+        if not self._pays(rows, cols, 1):
+            return {}
+        most = min(self.knob.menu[-1], rows, cols)
+        generator = torch.Generator().manual_seed(randomness.key(seed, 0, name) >> 1)
+        q, p = (torch.randn(most, size, generator=generator).to(like) for size in (cols, rows))
+        return {"q": q} if self.sided == "two" else {"q": q, "p": p}
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        plan = _plan(bucket.layout, self, int(level))
+        if self.sided == "two":
+            return (yield from self._two_sided(bucket, memory, plan))
+        return (yield from self._one_sided(bucket, memory, plan))
+
+    def _two_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
+        flat, lost = bucket.flat, bucket.lost
+        message = plan.message(bucket, "p", with_rest=True)
+        for batch, p in plan.factors(message, "p"):
+            torch.bmm(batch.recall(memory, "q"), batch.of(flat).mT, out=p)
+        first = yield Sum(message)
+        if not kernels.all_finite(first):
+            return flat.fill_(torch.nan)
+        left = [orthonormal(p) for _, p in plan.factors(first, "p")]
+
+        message = plan.message(bucket, "q", with_rest=False)
+        for p, (batch, q) in zip(left, plan.factors(message, "q"), strict=True):
+            torch.bmm(p, batch.of(flat), out=q)
+        second = (yield Sum(message.mul_(1.0 / bucket.workers))) if plan.batches else message
+        if not kernels.all_finite(second):
+            return flat.fill_(torch.nan)
+        if lost is not None:
+            lost.copy_(flat)
+        for p, (batch, q) in zip(left, plan.factors(second, "q"), strict=True):
+            torch.bmm(p.mT, q, out=batch.of(flat))
+            batch.keep(memory, "q", q)
+        if lost is not None:
+            lost.sub_(flat)
+        plan.put_rest(first, flat, lost)
+        return flat
+
+    def _one_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
+        flat, lost = bucket.flat, bucket.lost
+        old, new = ("q", "p") if bucket.step % 2 == 0 else ("p", "q")
+        bases = [batch.recall(memory, old) for batch in plan.batches]
+        message = plan.message(bucket, new, with_rest=True)
+        if lost is not None:
+            lost.copy_(flat)
+        for basis, (batch, factor) in zip(bases, plan.factors(message, new), strict=True):
+            torch.bmm(basis, batch.of(flat).mT if new == "p" else batch.of(flat), out=factor)
+            if lost is not None:
+                p, q = (factor, basis) if new == "p" else (basis, factor)
+                batch.of(lost).baddbmm_(p.mT, q, alpha=-1)
+            factor.mul_(1.0 / bucket.workers)
+        mean = yield Sum(message)
+        if not kernels.all_finite(mean):
+            return flat.fill_(torch.nan)
+        for basis, (batch, factor) in zip(bases, plan.factors(mean, new), strict=True):
+            p, q = (factor, basis) if new == "p" else (basis, factor)
+            torch.bmm(p.mT, q, out=batch.of(flat))
+            batch.keep(memory, new, factor)
+        plan.put_rest(mean, flat, lost)
+        return flat
+
+    def _pays(self, rows: int, cols: int, factor_rank: int) -> bool:
+        """The authors' rule: whether the factors of a step are `min_gain` times smaller than the matrix."""
+        share = 1.0 if self.sided == "two" else 0.5
+        return rows * cols > self.min_gain * share * factor_rank * (rows + cols)
+
+
+def orthonormal(wide: Tensor) -> Tensor:
+    """Orthonormal rows with the span of `wide`'s rows; zero and dependent rows get some other direction.
+
+    Equal input gives equal bits, so workers that hold the same sum hold the same basis.
+    """
+    return torch.linalg.qr(wide.mT)[0].mT
+
+
+class _Batch(NamedTuple):
+    """Matrices of one shape, equally spaced in the flat buffer: one strided view, no copy."""
+
+    names: tuple[str, ...]
+    start: int
+    spacing: int
+    rows: int
+    cols: int
+    factor_rank: int
+
+    def numel(self, side: str) -> int:
+        """The elements of this side's factors."""
+        return len(self.names) * self.factor_rank * (self.rows if side == "p" else self.cols)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """(batch, rows, cols), in `flat`'s own memory."""
+        shape, strides = (len(self.names), self.rows, self.cols), (self.spacing, self.cols, 1)
+        return flat.as_strided(shape, strides, flat.storage_offset() + self.start)
+
+    def recall(self, memory: Memory, key: str) -> Tensor:
+        """(batch, rank, size): an orthonormal basis of the factors found last."""
+        return orthonormal(torch.stack([memory[name, key][: self.factor_rank] for name in self.names]))
+
+    def keep(self, memory: Memory, key: str, factors: Tensor) -> None:
+        """Remember the factors; a direction that came out as zero leaves the old one."""
+        found = factors.abs().amax(2, keepdim=True) > 0
+        for name, factor, nonzero in zip(self.names, factors, found, strict=True):
+            kept = memory[name, key][: self.factor_rank]
+            kept.copy_(torch.where(nonzero, factor, kept))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What of a layout is factored, and the stretches that travel exact."""
+
+    batches: tuple[_Batch, ...]
+    rest: tuple[tuple[int, int], ...]
+
+    def message(self, bucket: Bucket, side: str, *, with_rest: bool) -> Tensor:
+        """Kept memory for one side's factors, and behind them the rest: this worker's share of its mean."""
+        factors = sum(batch.numel(side) for batch in self.batches)
+        rest = sum(stop - start for start, stop in self.rest) if with_rest else 0
+        flat = bucket.flat
+        message = bucket.scratch.take(f"powersgd-{side}", factors + rest, flat.dtype, flat.device)
+        end = factors + rest
+        for start, stop in reversed(self.rest) if with_rest else ():
+            torch.mul(flat[start:stop], 1.0 / bucket.workers, out=message[end - (stop - start) : end])
+            end -= stop - start
+        return message
+
+    def factors(self, message: Tensor, side: str) -> Iterator[tuple[_Batch, Tensor]]:
+        """Each batch with its (batch, rank, size) factors, views of the message."""
+        begin = 0
+        for batch in self.batches:
+            end = begin + batch.numel(side)
+            yield batch, message[begin:end].view(len(batch.names), batch.factor_rank, -1)
+            begin = end
+
+    def put_rest(self, message: Tensor, flat: Tensor, lost: Tensor | None) -> None:
+        """Write the rest's mean where it belongs. Nothing of it was lost."""
+        end = message.numel()
+        for start, stop in reversed(self.rest):
+            flat[start:stop] = message[end - (stop - start) : end]
+            if lost is not None:
+                lost[start:stop] = 0
+            end -= stop - start
+
+
+@lru_cache(maxsize=1024)
+def _plan(layout: Layout, scheme: PowerSGD, factor_rank: int) -> _Plan:
+    alike: dict[tuple[int, int], list[Segment]] = {}
+    rest: list[tuple[int, int]] = []
+    for segment in layout.segments:
+        rows, cols = _as_matrix(segment.shape)
+        if scheme._pays(rows, cols, min(factor_rank, rows, cols)):
+            alike.setdefault((rows, cols), []).append(segment)
+        elif rest and rest[-1][1] == segment.start:
+            rest[-1] = (rest[-1][0], segment.stop)
+        else:
+            rest.append((segment.start, segment.stop))
+    batches = [
+        _Batch(tuple(s.name for s in run), run[0].start, spacing, *shape, min(factor_rank, *shape))
+        for shape, segments in alike.items()
+        for run, spacing in _equally_spaced(segments)
+    ]
+    return _Plan(tuple(batches), tuple(rest))
+
+
+def _equally_spaced(segments: Sequence[Segment]) -> Iterator[tuple[list[Segment], int]]:
+    """The segments in runs of one spacing: the same layer of every block of a network is one run."""
+    run: list[Segment] = []
+    for segment in segments:
+        if len(run) > 1 and segment.start - run[-1].start != run[1].start - run[0].start:
+            yield run, run[1].start - run[0].start
+            run = []
+        run.append(segment)
+    if run:
+        yield run, run[1].start - run[0].start if len(run) > 1 else run[0].numel
+
+
+def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """(rows, columns); a vector is one row, which never pays."""
+    if len(shape) < 2 or 0 in shape:
+        return 1, max(1, math.prod(shape))
+    return shape[0], math.prod(shape[1:])

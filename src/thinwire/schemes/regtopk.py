@@ -1,0 +1,114 @@
+"""RegTop-k: Top-k that holds back entries which the other workers cancelled last time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout
+from thinwire.memory import Memory
+from thinwire.requests import Mean
+from thinwire.scheme import Codec, Conversation, Knob, Scheme
+from thinwire.schemes.sparse import Message, check_density, density_knob, kept
+
+
+@dataclass(frozen=True)
+class RegTopK(Scheme):
+    """Bayesian-regularised Top-k: the k largest of |a| tanh(|1 + D| / mu), at Top-k's price.
+
+    1. 1 + D = n G / b for an entry that this worker sent last round, b being what it had there and G the mean
+       that came back: near 0 the others cancelled it, so it waits. Elsewhere, and at 0/0, the factor is 1.
+    2. Send a where |a| tanh(|1 + D| / mu) is among the k largest; lost = a elsewhere.
+    3. Remember the factor for the next round.
+
+    `denominator="current"` is the second form in print: D = (n G - b) / a, over what the worker has now. It
+    is not equivalent, and does not reproduce the authors' regression.
+
+    Memory: one number per entry, finite. A round whose mean is not finite leaves it as it was.
+    """
+
+    density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
+    mu: float = 1.0  # lower => closer to Top-k
+    denominator: str = "previous"  # "current": the other form in print
+    values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
+
+    unbiased: ClassVar[bool] = False
+    summary: ClassVar[str] = "Top-k that learns from what came back which entries cancel; the same bytes"
+
+    def __post_init__(self) -> None:
+        check_density("regtopk", self.density)
+        if not self.mu > 0:
+            raise ValueError(f"regtopk: mu must be above 0, got {self.mu!r}")
+        if self.denominator not in ("previous", "current"):
+            raise ValueError(f"regtopk: denominator must be 'previous' or 'current', got {self.denominator!r}")
+        _ = self._message
+
+    @property
+    def _message(self) -> Message:
+        return Message.of("regtopk", self.values)
+
+    @property
+    def knob(self) -> Knob:
+        return density_knob(self.density)
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        if self.denominator == "previous":
+            return {"factor": torch.ones(like.shape, dtype=like.dtype, device=like.device)}
+        # n G - b of the entries sent last round; "huge" says of all others that they were not sent.
+        huge = torch.finfo(like.dtype).max
+        return {"others": torch.full(like.shape, huge, dtype=like.dtype, device=like.device)}
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        flat, layout, workers = bucket.flat, bucket.layout, bucket.workers
+        count = kept(level, layout.numel)
+        places = bucket.scratch.take("places", count, torch.int32, flat.device)
+        kernels.top_k(flat, count, self._factor(bucket, memory), out=places)
+        had = kernels.gather(flat, places)
+        mean = yield Mean(_Chosen(self._message, places), bucket, level)
+        if kernels.all_finite(mean):
+            total = kernels.gather(mean, places).mul_(workers)
+            self._remember(memory, layout, places, had, total)
+        return mean
+
+    def _factor(self, bucket: Bucket, memory: Memory) -> Tensor:
+        """tanh(|1 + D| / mu) for every entry."""
+        if self.denominator == "previous":
+            return memory.flat("factor", bucket.layout)
+        others = memory.flat("others", bucket.layout)
+        factor = bucket.scratch.take("factor", others.numel(), others.dtype, others.device)
+        return self._squash(torch.div(others, bucket.flat, out=factor).add_(1))
+
+    def _remember(self, memory: Memory, layout: Layout, places: Tensor, had: Tensor, total: Tensor) -> None:
+        if self.denominator == "previous":
+            key, rest, news = "factor", 1.0, self._squash(total.div_(had))
+        else:
+            key, rest, news = "others", torch.finfo(total.dtype).max, total.sub_(had)
+        kernels.put_(memory.flat(key, layout).fill_(rest), places, news)
+
+    def _squash(self, ratio: Tensor) -> Tensor:
+        """tanh(|ratio| / mu), and 1 where the ratio is 0/0: nothing was sent, so nothing was cancelled."""
+        return ratio.abs_().mul_(1 / self.mu).tanh_().nan_to_num_(nan=1.0)
+
+
+@dataclass(frozen=True)
+class _Chosen(Codec):
+    """A sparse message whose entries are chosen already. Decoding needs to know only how many."""
+
+    message: Message
+    places: Tensor = field(repr=False)
+
+    unbiased: ClassVar[bool] = False
+    summary: ClassVar[str] = "entries that are chosen already"
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return self.message.nbytes(layout, kept(level, layout.numel))
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        self.message.encode(bucket, self.places, out)
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        self.message.decode_add(data, layout, kept(level, layout.numel), out, weight)

@@ -1,0 +1,53 @@
+"""signSGD: the sign of every entry and one norm per tensor, with error memory.
+
+Bernstein et al., 2018; the scale and the memory: Karimireddy et al., 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout
+from thinwire.scheme import Codec
+
+
+@dataclass(frozen=True)
+class SignSGD(Codec):
+    """x becomes sign(x) |x|_1 / numel, tensor by tensor: 1 bit per entry.
+
+    The sign of 0 is taken as +. Differs from the first paper, whose workers vote and whose server knows no scale: this
+    is the scaled sign with error feedback of the second, which converges where the vote need not.
+    """
+
+    unbiased: ClassVar[bool] = False
+    grain: ClassVar[int | None] = 8
+    summary: ClassVar[str] = "one bit per entry and one scale per tensor; needs its error memory"
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, 1)
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        scale, codes = self._fields(out, bucket.layout)
+        kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmean=scale)
+        # Two levels, -scale and +scale, and the nearer one: the sign.
+        kernels.quantize_uniform(
+            bucket.flat, bucket.layout.starts, 0, 1, scale,
+            keys=None, counters=bucket.layout.counters, out=codes, lost=bucket.lost,
+        )  # fmt: skip
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        expected = self.nbytes(layout, level)
+        if data.numel() != expected:
+            raise ValueError(f"signsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        scale, codes = self._fields(data, layout)
+        kernels.dequantize_uniform_add(codes, layout.starts, 0, 1, scale, weight, out=out)
+
+    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """A float32 scale per tensor, then the packed signs."""
+        scales = 4 * len(layout.segments)
+        return data[:scales].view(torch.float32), data[scales:]

@@ -1,0 +1,71 @@
+"""TernGrad: every entry becomes -1, 0 or 1 times its tensor's largest magnitude (Wen et al., 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout
+from thinwire.scheme import Codec
+
+
+@dataclass(frozen=True)
+class TernGrad(Codec):
+    """x becomes m sign(x) with probability |x|/m, else 0, where m is the largest magnitude in the tensor.
+
+    `clip` cuts entries at so many standard deviations first (the paper trains with 2.5): a far smaller m, and a bias.
+    Differs from the paper: off unless asked for, because with it the mean is not unbiased any more and gets error
+    memory; and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
+    """
+
+    clip: float = 0.0  # lower => less noise, more bias; 0 => no clipping
+
+    grain: ClassVar[int | None] = 8
+    summary: ClassVar[str] = "three levels, unbiased: 2 bits per entry and noise to match"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"):
+            raise ValueError(f"terngrad: clip must be 0 (off) or a positive number of deviations, got {self.clip!r}")
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.clip == 0
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, 2)
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        starts = bucket.layout.starts
+        radius, codes = self._fields(out, bucket.layout)
+        square = torch.empty_like(radius)
+        kernels.block_statistics(bucket.flat, starts, 0, absmax=radius, square=square)
+        if self.clip:
+            deviation = (square / torch.diff(starts).to(square.device)).sqrt()
+            torch.minimum(radius, self.clip * deviation, out=radius)
+        kernels.quantize_levels(
+            bucket.flat, starts, 0, _ternary(), radius,
+            keys=bucket.keys(), counters=bucket.layout.counters, out=codes, lost=bucket.lost,
+        )  # fmt: skip
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        expected = self.nbytes(layout, level)
+        if data.numel() != expected:
+            raise ValueError(f"terngrad: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        radius, codes = self._fields(data, layout)
+        kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
+
+    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """A float32 radius per tensor, then the packed codes."""
+        scales = 4 * len(layout.segments)
+        return data[:scales].view(torch.float32), data[scales:]
+
+
+@cache
+def _ternary() -> kernels.Levels:
+    """A 2-bit code has room for a fourth level: one a hair above 1 keeps the table sorted, and says the same."""
+    return kernels.Levels(torch.tensor([-1.0, 0.0, 1.0, 1.0 + 2.0**-23]))

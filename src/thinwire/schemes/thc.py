@@ -1,0 +1,179 @@
+"""THC: integers that add up without being decoded, after a rotation that makes one step fit all (Li et al., 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels, theory
+from thinwire.bucket import Bucket
+from thinwire.memory import Memory
+from thinwire.requests import Max, Request, Sum
+from thinwire.scheme import Conversation, Knob, Scheme
+from thinwire.schemes._rotation import Rotation, rotation
+
+REACH = 3.297  # deviations of a rotated entry that the range covers: 1 in 1024 of a Gaussian lies outside
+
+
+@dataclass(frozen=True)
+class THC(Scheme):
+    """The sum of all workers' integers is the sum of their gradients, so an all-reduce needs no decoding on its way.
+
+    1. M = max over workers of |x|, block by block of 2^rotate entries.
+    2. y = H D x per block, with signs that all workers share.
+    3. t = REACH M/sqrt(d), step = 2t/(2^bits - 1): clip y to +-t, round at random to integers.
+    4. Sum the integers; mean = step * sum / n, rotated back.
+
+    A sum of n workers needs more bits than one worker's integers: `width`. With `saturate` it gets no more, and the
+    running sum is clipped at every addition; 1. and 3. become
+    1. E = sum over workers of |x|^2, block by block, and r = |sum of x|/sqrt(E) in the last round, tensor by tensor.
+    3. step = kappa r sqrt(E/d)/(2^(bits-1) - 1): the range is kappa deviations of the sum (`theory.saturation_kappa`).
+
+    Ours: r is remembered instead of a norm, because E is known afresh in every round; and it is measured by how far
+    the workers' gradients agree with the mean that came out, since the norm of a saturated sum says little about the
+    true one. With `saturate`, error memory knows what a worker's own clipping lost, but not what the running sum's did.
+    A gradient whose squared norm float32 cannot hold counts as not finite.
+    """
+
+    bits: int = 4  # of one worker's integers; lower => fewer bytes, more error
+    rotate: int = (
+        10  # butterfly stages: blocks of 2^rotate entries; 30 => the full rotation; lower => faster, more scales
+    )
+    saturate: bool = False  # True => the sum stays as narrow as its parts: fewer bytes, more error
+
+    unbiased: ClassVar[bool] = False
+    summary: ClassVar[str] = "integers that an all-reduce adds as they are, without decoding on the way"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.saturate, bool):
+            raise ValueError(f"thc: saturate must be True or False, got {self.saturate!r}")
+        if self.bits not in range(2, 9):  # one bit over the whole range would be mostly noise
+            raise ValueError(f"thc: bits must be 2..8, got {self.bits!r}")
+        if self.rotate not in range(6, 31):
+            raise ValueError(f"thc: rotate must be 6..30 stages, got {self.rotate!r}")
+
+    @property
+    def rank_order(self) -> bool:  # type: ignore[override]
+        return not self.saturate
+
+    @property
+    def knob(self) -> Knob:
+        return Knob("bits", (2, 3, 4, 5, 6, 7, 8), self.bits)
+
+    def width(self, workers: int, bits: int | None = None) -> int:
+        """The bits per entry on the wire: ceil(log2(n (2^bits - 1) + 1)), or just `bits` where sums saturate."""
+        bits = bits or self.bits
+        width = bits if self.saturate else (workers * ((1 << bits) - 1)).bit_length()
+        if width > 32:
+            raise ValueError(
+                f"thc: sums of {workers} workers' {bits}-bit integers take {width} bits; 32 at most can travel"
+            )
+        return width
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        """This worker's part of the last round's r; 0 before the first."""
+        return {"agreement": torch.zeros((), dtype=torch.float32, device=like.device)} if self.saturate else {}
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        bits, workers, device = int(level), bucket.workers, bucket.flat.device
+        width = self.width(workers, bits)
+        blocks = rotation(bucket.layout, self.rotate)
+        keys = bucket.keys(shared=True)
+        y = bucket.scratch.take("thc-rotated", blocks.numel, bucket.flat.dtype, device)
+        blocks.spread(bucket.flat, y)
+
+        energy = torch.empty(blocks.blocks, dtype=torch.float32, device=device)
+        kernels.block_statistics(y, blocks.starts, blocks.block, square=energy)
+        energy.nan_to_num_(nan=math.inf, posinf=math.inf)  # a NaN may lose a maximum, Inf wins it
+        if self.saturate:
+            energy, step = yield from self._step_by_agreement(bucket, memory, blocks, energy, bits)
+        else:
+            step = yield from self._step_by_norm(blocks, energy, bits)
+
+        blocks.rotate_(y, keys)
+        codes = self._round(bucket, blocks, y, step, bits)
+        if bucket.lost is not None:
+            kernels.dequantize_levels(codes, blocks.starts, blocks.block, _bytes(self.saturate), step, 1.0, out=y)
+            blocks.rotate_(y, keys, inverse=True)
+            bucket.lost.copy_(bucket.flat)
+            blocks.collect_add(y, bucket.lost, -1.0)
+
+        # Without saturation, codes lie half a step off the integers. Workers take turns in rounding that up and down,
+        # so that a sum has no drift, and fits into the width that n (2^bits - 1) + 1 different sums need.
+        origin = 128 if self.saturate or bucket.worker % 2 == 0 else 127
+        integers = bucket.scratch.take("thc-integers", blocks.numel, torch.int32, device)
+        integers.copy_(codes).sub_(origin)
+        total = yield Sum(integers, width=width, saturate=self.saturate)
+
+        share = blocks.per_entry((step / workers).to(y.dtype))
+        torch.mul(total, share, out=y)
+        if workers % 2 and not self.saturate:
+            y.add_(share, alpha=0.5)
+        blocks.rotate_(y, keys, inverse=True)
+        if self.saturate:
+            self._remember(bucket, memory, blocks, energy, y)
+        bucket.flat.zero_()
+        blocks.collect_add(y, bucket.flat, 1.0)
+        return bucket.flat
+
+    def _step_by_norm(self, blocks: Rotation, energy: Tensor, bits: int) -> Generator[Request, Tensor, Tensor]:
+        norms = yield Max(energy.sqrt_())
+        # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
+        reach = torch.minimum(norms * REACH / blocks.lengths.to(norms.device).sqrt(), norms)
+        return reach * (2 / ((1 << bits) - 1))
+
+    def _step_by_agreement(
+        self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, bits: int
+    ) -> Generator[Request, Tensor, tuple[Tensor, Tensor]]:
+        """(the group's energy, step) of every block."""
+        workers = bucket.workers
+        agreement = torch.stack([memory[name, "agreement"] for name in bucket.layout.names])
+        told = yield Sum(torch.cat([energy, agreement.to(energy.device)]))
+        energy, agreement = told[: blocks.blocks], told[blocks.blocks :]
+        # 1 for independent gradients, sqrt(n) for equal ones; before the first round, half way between.
+        coherence = agreement / theory.saturated_cosine(bits, workers)
+        coherence = torch.where(agreement > 0, coherence, workers**0.25).clamp(max=math.sqrt(workers))
+        deviation = (energy / blocks.lengths.to(energy.device)).sqrt()
+        kappa = theory.saturation_kappa(bits, workers)
+        return energy, deviation * coherence[blocks.block_owners.to(energy.device)] * (kappa / _largest(bits))
+
+    def _remember(self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, mean: Tensor) -> None:
+        """Keep <x, mean>/(|mean| sqrt(E)), tensor by tensor: over all workers that sums to about |sum of x|/sqrt(E).
+
+        It is measured along the true gradients, so a range that was far too small or too large is mended in one round.
+        """
+        square = torch.empty(len(bucket.segments), dtype=torch.float32, device=mean.device)
+        kernels.block_statistics(mean, blocks.tensor_starts, 0, square=square)
+        total = torch.zeros_like(square).index_add_(0, blocks.block_owners.to(mean.device), energy)
+        agreement = blocks.dots(bucket.flat, mean) / (square.double() * total.double()).sqrt()
+        for name, value in zip(bucket.layout.names, agreement.tolist(), strict=True):
+            if math.isfinite(value):
+                memory[name, "agreement"].fill_(value)
+
+    def _round(self, bucket: Bucket, blocks: Rotation, y: Tensor, step: Tensor, bits: int) -> Tensor:
+        """uint8: y in steps, rounded at random and clipped. Code 128 is 0 where sums saturate, else half a step."""
+        codes = bucket.scratch.take("thc-codes", blocks.numel, torch.uint8, y.device)
+        kernels.quantize_levels(
+            y, blocks.starts, blocks.block, _bytes(self.saturate), step,
+            keys=bucket.keys()[blocks.owners], counters=blocks.counters, out=codes,
+        )  # fmt: skip
+        if self.saturate:
+            return codes.clamp_(128 - _largest(bits), 128 + _largest(bits))
+        return codes.clamp_(128 - (1 << bits) // 2, 127 + (1 << bits) // 2)
+
+
+@cache
+def _bytes(whole: bool) -> kernels.Levels:
+    """What the codes 0..255 stand for, in steps. Codes are bytes, so that they can be clipped and added as integers."""
+    return kernels.Levels(torch.arange(-128.0, 128.0) + (0.0 if whole else 0.5))
+
+
+def _largest(bits: int) -> int:
+    """The largest integer of a sum that saturates."""
+    return (1 << (bits - 1)) - 1

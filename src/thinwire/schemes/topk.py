@@ -1,0 +1,54 @@
+"""Top-k: only the largest entries travel, each worker's own, with their places (Aji and Heafield, 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Layout
+from thinwire.scheme import Codec, Knob
+from thinwire.schemes.sparse import Message, check_density, density_knob, kept
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    """Exactly k = density * entries of each bucket, at least one: the largest |x|, of equals the first.
+
+    1. Find the k largest |x|.  2. Send their values, and their places in few bits.  3. All else is lost.
+
+    Workers choose different entries, so messages are gathered, not summed: traffic grows with the workers.
+    """
+
+    density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
+    values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
+
+    unbiased: ClassVar[bool] = False
+    summary: ClassVar[str] = "the largest entries with their places; few bytes for few workers"
+
+    def __post_init__(self) -> None:
+        check_density("topk", self.density)
+        _ = self._message
+
+    @property
+    def _message(self) -> Message:
+        return Message.of("topk", self.values)
+
+    @property
+    def knob(self) -> Knob:
+        return density_knob(self.density)
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return self._message.nbytes(layout, kept(level, layout.numel))
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        flat, count = bucket.flat, kept(level, bucket.layout.numel)
+        places = bucket.scratch.take("places", count, torch.int32, flat.device)
+        kernels.top_k(flat, count, out=places)
+        self._message.encode(bucket, places, out)
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        self._message.decode_add(data, layout, kept(level, layout.numel), out, weight)

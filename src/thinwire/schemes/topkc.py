@@ -1,0 +1,72 @@
+"""TopKC: Top-k over chunks that the group chooses together, so values are summed and no index travels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from thinwire import kernels
+from thinwire.bucket import Bucket
+from thinwire.memory import Memory
+from thinwire.requests import Sum
+from thinwire.scheme import Conversation, Knob, Scheme
+from thinwire.schemes.sparse import (
+    check_density,
+    check_shared_values,
+    converse_about,
+    density_knob,
+    kept,
+    kept_layout,
+)
+
+
+@dataclass(frozen=True)
+class TopKC(Scheme):
+    """The chunks with the largest squared norm over all workers.
+
+    1. n_i[j] = |chunk j|^2 on worker i, chunks of `chunk` entries of the bucket.
+    2. N = sum of n_i, in bfloat16: squares overflow fp16.
+    3. Every worker picks the same J = density * chunks largest, of equals the first.
+    4. mean = the mean of the values there, 0 elsewhere. All else is lost.
+
+    With 16-bit values it costs 16 (J chunk / entries + 1 / chunk) bits per entry, for any number of workers.
+    It lives on large entries being neighbours, as they are in gradients.
+
+    Differs from the paper: sqrt(N) bounds every value, so the group knows a power of two that brings them
+    into fp16's range, whatever theirs is.
+    """
+
+    density: float = 0.1  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
+    chunk: int = 64  # higher => fewer norms on the wire, a coarser choice
+    values: str = "fp16"  # bf16, fp16, fp32, fp64, or the spec of any scheme without memory
+
+    unbiased: ClassVar[bool] = False
+    summary: ClassVar[str] = "the largest chunks, chosen by all together: summable, no indices, two rounds"
+
+    def __post_init__(self) -> None:
+        check_density("topkc", self.density)
+        if not isinstance(self.chunk, int) or self.chunk < 1:
+            raise ValueError(f"topkc: chunk must be a positive integer, got {self.chunk!r}")
+        check_shared_values("topkc", self.values)
+
+    @property
+    def knob(self) -> Knob:
+        return density_knob(self.density)
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        flat = bucket.flat
+        chunks = -(-flat.numel() // self.chunk)
+        own = bucket.scratch.take("norms", chunks, torch.float32, flat.device)
+        kernels.block_statistics(flat, torch.tensor([0, flat.numel()]), self.chunk, square=own)
+        # A bfloat16 sum no longer grows where a term is 1/256 of it, so large groups need more bits.
+        norms = yield Sum(own.to(torch.bfloat16) if bucket.workers <= 64 else own)
+        if not kernels.all_finite(norms):
+            # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
+            return flat.fill_(torch.nan)
+        places = kernels.top_k(norms.to(torch.float32), kept(level, chunks))
+        scale = 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
+        few = kept_layout(bucket.layout, places.numel() * self.chunk)
+        return (yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale))

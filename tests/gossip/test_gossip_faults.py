@@ -1,0 +1,113 @@
+"""kill -9 of one of several plainly launched processes: the others go on, or raise, as the user chose."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import survivor
+
+import world
+
+SURVIVOR = Path(survivor.__file__)
+DEATH, STEPS = 10, 60
+
+
+def places(ranks):
+    """What `env://` reads, for each rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [common | {"RANK": str(rank)} for rank in range(ranks)]
+
+
+def task(graph, mixer, victims, on_loss="continue"):
+    return {
+        "graph_name": graph, "mixer": mixer, "victims": victims,
+        "death": DEATH, "steps": STEPS, "on_loss": on_loss,
+    }  # fmt: skip
+
+
+def rank_main(place, what, answers):
+    os.environ.update(place)
+    answers.send(survivor.main(**what))
+
+
+def run(ranks, what):
+    """What every surviving rank saw, by rank. No launcher: nobody restarts the group, or ends it."""
+    assert world, "its fork server has imported torch, so that a rank starts at once"
+    context = multiprocessing.get_context("forkserver")
+    processes, pipes = [], []
+    for place in places(ranks):
+        ours, theirs = context.Pipe(duplex=False)
+        processes.append(context.Process(target=rank_main, args=(place, what, theirs)))
+        processes[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    seen = {}
+    try:
+        for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+            assert pipe.poll(100), f"rank {rank} hangs"
+            if rank not in what["victims"]:
+                seen[rank] = pipe.recv()
+            process.join(20)
+            assert process.exitcode == (-signal.SIGKILL if rank in what["victims"] else 0)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+    return seen
+
+
+def check_they_went_on(seen, victim):
+    assert len(seen) == 4
+    for result in seen.values():
+        assert result["error"] is None
+        assert result["lost"] == [victim], "the news reached everybody, neighbours of the dead or not"
+        assert len(result["losses"]) == STEPS
+        assert result["losses"][-1] < 0.7 * result["losses"][DEATH], "the loss keeps falling"
+        assert any(f"rank {victim} lost" in warning for warning in result["warnings"])
+        assert 0 < result["distance"] < 5
+    assert len({result["checksum"] for result in seen.values()}) == 1, "survivors average among themselves"
+
+
+def test_plain_processes_go_on_after_kill_9_and_the_loss_keeps_falling():
+    command = [sys.executable, str(SURVIVOR), json.dumps(task("chorded", "powergossip", [3]))]
+    processes = [
+        subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for place in places(5)
+    ]
+    seen = {}
+    try:
+        for rank, process in enumerate(processes):
+            out, err = process.communicate(timeout=150)
+            assert process.returncode == (-signal.SIGKILL if rank == 3 else 0), err
+            if rank != 3:
+                seen[rank] = json.loads(out)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    check_they_went_on(seen, 3)
+
+
+def test_the_death_of_the_rank_that_hosts_the_rendezvous_does_not_matter():
+    check_they_went_on(run(5, task("chorded", "choco(codec='qsgd(bits=6)', step=0.4)", [0])), 0)
+
+
+def test_a_graph_that_falls_apart_raises_everywhere():
+    """Ring of 6, ranks 1 and 4 die: no survivor can reach all others, though each still has a neighbour."""
+    for result in run(6, task("ring", "dpsgd", [1, 4])).values():
+        assert "LostRank" in result["error"]
+        assert len(result["losses"]) < STEPS
+
+
+def test_raise_when_asked_to():
+    for result in run(3, task("ring", "powergossip", [2], on_loss="raise")).values():
+        assert f"LostRank: rank 2 lost in step {DEATH}" in result["error"]
+        assert len(result["losses"]) == DEATH

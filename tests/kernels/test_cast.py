@@ -1,0 +1,71 @@
+"""Casts equal PyTorch's to the bit, for every kind of float there is."""
+
+import pytest
+import torch
+from blocks_data import buffers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from thinwire import kernels
+from thinwire.kernels.reference import cast as reference
+
+EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def same(a, b):
+    word = torch.int16 if a.element_size() == 2 else torch.int32
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a[~a.isnan()].view(word), b[~b.isnan()].view(word))
+
+
+@EXAMPLES
+@given(buffers(), st.sampled_from([1.0, 1 / 3, -2.0, 1e-30, 0.0]), st.sampled_from([*HALVES, torch.float32]))
+def test_scale_cast_equals_reference(instructions, buffer, weight, dtype):
+    found, expected = torch.zeros_like(buffer.x, dtype=dtype), torch.zeros_like(buffer.x, dtype=dtype)
+    kernels.scale_cast(buffer.x, weight, found)
+    reference.scale_cast(buffer.x, weight, expected)
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_is_read_and_written(instructions, dtype):
+    """All 65,536 halves, and the floats around the middle between two: rounding to even, overflow,
+    denormals.
+    """
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    for weight in (1.0, 0.3):
+        found = torch.full((65_536,), 0.25)
+        kernels.cast_add(halves, weight, found)
+        expected = torch.full((65_536,), 0.25)
+        reference.cast_add(halves, weight, expected)
+        assert same(found, expected)
+    exact = halves.float()
+    step = torch.nextafter(exact, torch.tensor(torch.inf)) if dtype is torch.bfloat16 else exact
+    middle = (exact.double() + torch.roll(exact, -1).double()).div(2).float()
+    for values in (
+        exact,
+        step,
+        middle,
+        torch.nextafter(middle, torch.zeros(1)),
+        torch.nextafter(middle, middle * 2),
+    ):
+        back = torch.zeros(65_536, dtype=dtype)
+        kernels.scale_cast(values, 1.0, back)
+        assert same(back, values.to(dtype))
+
+
+def test_other_dtypes_and_bad_arguments():
+    x = torch.randn(10, dtype=torch.float64)
+    out = torch.zeros(10, dtype=torch.float16)
+    kernels.scale_cast(x, 2.0, out)
+    assert torch.equal(out, (2 * x).half())
+    for bad in (
+        torch.zeros(9),
+        torch.zeros(20)[::2],
+        torch.zeros(10, dtype=torch.int32),
+        torch.zeros(10, device="meta"),
+    ):
+        with pytest.raises(ValueError):
+            kernels.scale_cast(x, 1.0, bad)
+        with pytest.raises(ValueError):
+            kernels.cast_add(x, 1.0, bad)

@@ -1,0 +1,66 @@
+"""The generator: even, without memory, and different under every key. Keys are fixed: what passes once
+passes always.
+
+Each check rejects a perfect generator with probability below 1e-5 per key.
+"""
+
+import math
+
+import pytest
+import torch
+
+from thinwire.kernels.reference.random import random_u32, random_unit
+from thinwire.randomness import key
+
+N = 1 << 17
+KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)]
+
+
+def draws(number: int, first: int = 0) -> torch.Tensor:
+    return random_unit(number, torch.arange(first, first + N)).double()
+
+
+@pytest.mark.parametrize("number", KEYS)
+def test_even(number):
+    counts = torch.bincount((draws(number) * 256).long(), minlength=256).double()
+    chi_square = float(((counts - N / 256) ** 2 / (N / 256)).sum())
+    assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
+
+
+@pytest.mark.parametrize("number", KEYS)
+def test_every_bit_is_fair(number):
+    words = random_u32(number, torch.arange(N))
+    ones = torch.stack([(words >> bit) & 1 for bit in range(32)]).double().mean(1)
+    assert float((ones - 0.5).abs().max()) < 5.5 * 0.5 / math.sqrt(N)
+
+
+@pytest.mark.parametrize("number", KEYS)
+@pytest.mark.parametrize("lag", [1, 2, 8, 1024])
+def test_neighbours_are_not_correlated(number, lag):
+    x = draws(number) - 0.5
+    assert abs(float((x[:-lag] * x[lag:]).mean())) * 12 < 5 / math.sqrt(N - lag)
+
+
+def test_keys_are_not_correlated():
+    all_draws = torch.stack([draws(number) - 0.5 for number in KEYS])
+    correlation = 12 * (all_draws @ all_draws.T) / N - torch.eye(len(KEYS))
+    off_diagonal = correlation - torch.diag(torch.diagonal(correlation))
+    assert float(off_diagonal.abs().max()) < 5.5 / math.sqrt(N)
+
+
+def test_a_thousand_keys_behave():
+    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000
+    checks.
+    """
+    count, draws_each = 1000, 1 << 13
+    keys = torch.tensor([key(7, step, "many") - 2**63 for step in range(count)])
+    x = random_unit(keys[:, None], torch.arange(draws_each)[None, :]).double() - 0.5
+    assert float(x.mean(1).abs().max()) < 6 * math.sqrt(1 / 12 / draws_each)
+    assert float((x[:, 1:] * x[:, :-1]).mean(1).abs().max()) * 12 < 6 / math.sqrt(draws_each - 1)
+
+
+def test_keys_and_counters_may_be_arrays():
+    counter = torch.tensor([0, 5, 2**32 - 1])
+    expected = [int(random_u32(number, counter[i : i + 1])) for i, number in enumerate(KEYS[:3])]
+    signed = torch.tensor([number - (1 << 64 if number >> 63 else 0) for number in KEYS[:3]])
+    assert random_u32(signed, counter).tolist() == expected

@@ -1,0 +1,95 @@
+"""Networks as text, and the paced kind, on a clock of our own."""
+
+import pytest
+
+from thinwire.lab import network, paced
+from thinwire.lab.network import Network, Rate
+from thinwire.lab.paced import Pace, PacedLedger
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("none", Network("none")),
+        ("shaped:100mbit", Network("shaped", Rate(100e6))),
+        ("paced:1.5gbit,5ms", Network("paced", Rate(1.5e9), latency_seconds=0.005)),
+        ("paced:5ms, 64kbit", Network("paced", Rate(64e3), latency_seconds=0.005)),
+        ("auto:20mbit/100mbit", Network("auto", Rate(20e6, 100e6))),
+        ("shaped:100mbit,2=10mbit,0=1mbit/5mbit",
+         Network("shaped", Rate(100e6), ((0, Rate(1e6, 5e6)), (2, Rate(10e6))))),
+    ],
+)  # fmt: skip
+def test_text_is_read_and_written(text, expected):
+    assert network.parse(text) == expected
+    assert network.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "fast", "shaped", "shaped:", "shaped:100", "shaped:0mbit", "shaped:-1mbit", "shaped:100mbit/",
+     "none:1mbit", "shaped:2=10mbit", "shaped:100mbit,x=1mbit", "shaped:100mbit,5ms", "paced:1mbit/2mbit",
+     "auto:1mbit/2mbit,5ms", "paced:5ms", "paced:1mbit,5min"],
+)  # fmt: skip
+def test_mistakes_are_one_line(text):
+    with pytest.raises(ValueError, match="network") as caught:
+        network.parse(text)
+    assert "\n" not in str(caught.value) and repr(text) in str(caught.value)
+
+
+def test_rates_are_looked_up_and_checked_per_worker():
+    net = network.parse("shaped:100mbit,2=10mbit")
+    assert [net.rate_of(worker).up for worker in range(3)] == [100e6, 100e6, 10e6]
+    net.check(3)
+    with pytest.raises(ValueError, match="worker 2"):
+        net.check(2)
+
+
+def test_auto_takes_what_it_can_get_and_says_why():
+    auto = network.parse("auto:100mbit")
+    assert str(network.resolve(auto, None)) == "shaped:100mbit"
+    without = network.resolve(auto, "it needs root")
+    assert str(without) == "paced:100mbit" and without.why_paced == "it needs root"
+    assert network.resolve(network.parse("auto:1mbit,5ms"), None).mode == "paced"
+    with pytest.raises(ValueError, match="needs root"):
+        network.resolve(network.parse("shaped:100mbit"), "it needs root")
+    with pytest.raises(ValueError, match="no down rate"):
+        network.resolve(network.parse("auto:1mbit/2mbit"), "it needs root")
+
+
+def test_a_link_carries_one_byte_after_the_other():
+    pace = Pace(8000, latency_seconds=0.5)  # 1,000 bytes per second
+    assert pace.send(1000, now=10.0) == 11.5
+    assert pace.send(500, now=10.2) == 12.0  # waits for the first
+    assert pace.send(1000, now=20.0) == 21.5  # the link has been idle since
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_a_paced_ledger_takes_as_long_as_the_wire(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(paced, "time", clock)
+    monkeypatch.setattr("thinwire.ledger.time", clock)
+    ledger = PacedLedger(Pace(8e6, latency_seconds=0.25))  # 1 MB per second
+    ledger.add(bytes_sent=500_000, messages=1)
+    with ledger.timed("wire_seconds"):
+        clock.sleep(0.1)  # what the loopback takes counts as part of it
+    assert clock.now == pytest.approx(100.75)
+    with ledger.timed("encode_seconds"):
+        clock.sleep(1.0)
+    with ledger.timed("wire_seconds"):
+        pass  # nothing was sent: nothing to wait for
+    assert clock.now == pytest.approx(101.75)
+    assert ledger.totals() == pytest.approx(
+        {"bytes_sent": 500_000, "messages": 1, "wire_seconds": 0.75, "encode_seconds": 1.0}
+    )

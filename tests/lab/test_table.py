@@ -1,0 +1,92 @@
+"""From runs to verdicts, on made-up runs."""
+
+import io
+
+from rich.console import Console
+
+from thinwire.lab import table
+from thinwire.lab.record import Plan, Point, Record, Run
+
+
+def made_up(scheme, seconds, scores, *, seed=0, reason=None, target=0.8, metric="accuracy", rising=True):
+    """A run whose judged steps are `seconds` apart."""
+    curve = [Point(10 * n, seconds * n, 1e6 * n, 1.0 / n, score) for n, score in enumerate(scores, 1)]
+    steps = 10 * len(scores)
+    totals = {
+        "steps": steps, "seconds": seconds * len(scores), "compute_seconds": 0.2 * seconds * len(scores),
+        "encode_seconds": 0.1 * seconds * len(scores), "wire_seconds": 0.7 * seconds * len(scores),
+        "bytes_sent": 1e6 * len(scores), "bytes_dense": 4e6, "vnmse": 0.01,
+    }  # fmt: skip
+    plan = Plan("mlp", scheme, seed)
+    return Run(plan, metric, rising, target, steps, curve, {} if reason else totals, reason)
+
+
+def record_of(*runs):
+    schemes = list(dict.fromkeys(run.plan.scheme for run in runs))
+    config = {"tasks": ["mlp"], "schemes": schemes, "exchange": "allreduce", "network": "none", "seeds": 1,
+              "workers": 4, "why_paced": None}  # fmt: skip
+    return Record(config, list(runs))
+
+
+def rows_of(*runs):
+    return {row.scheme: row for row in table.summarise(record_of(*runs))}
+
+
+FP16 = made_up("fp16", 2.0, [0.5, 0.8, 0.85])
+
+
+def test_speedups_are_ratios_of_seconds_to_target():
+    rows = rows_of(FP16, made_up("fp32", 4.0, [0.5, 0.8, 0.85]), made_up("quick", 0.5, [0.5, 0.7, 0.85]))
+    assert rows["fp16"].mean_seconds == 4.0 and rows["quick"].mean_seconds == 1.5
+    assert rows["quick"].speedup_fp16 == 4.0 / 1.5 and rows["quick"].speedup_fp32 == 8.0 / 1.5
+    assert rows["fp32"].speedup_fp16 == 0.5
+    assert rows["quick"].steps_per_second == 20 and rows["quick"].bytes_per_step == 1e5
+
+
+def test_verdicts_tell_the_truth():
+    rows = rows_of(
+        FP16,
+        made_up("pays", 0.5, [0.5, 0.8, 0.85]),
+        made_up("worse", 0.5, [0.5, 0.8, 0.82]),
+        made_up("same", 1.95, [0.5, 0.8, 0.85]),
+        made_up("slow", 4.0, [0.5, 0.8, 0.85]),
+        made_up("never", 0.5, [0.5, 0.6, 0.7]),
+        made_up("broken", 0.5, [0.5], reason="worker 1 was killed by SIGKILL"),
+    )
+    assert rows["fp16"].verdict == "The baseline: the target of 80.0% after 4.0 s."
+    assert rows["pays"].verdict.startswith("Pays here") and "4.0x sooner" in rows["pays"].verdict
+    assert "ends 3.0 points lower" in rows["worse"].verdict
+    for scheme in ("same", "slow", "never"):
+        assert rows[scheme].verdict.startswith("Does not pay here")
+    assert "2.0x later" in rows["slow"].verdict and "wire" in rows["slow"].verdict
+    assert rows["broken"].verdict == "Failed: worker 1 was killed by SIGKILL."
+
+
+def test_a_seed_that_misses_the_target_spoils_the_mean():
+    rows = rows_of(FP16, made_up("wobbly", 0.5, [0.9]), made_up("wobbly", 0.5, [0.7], seed=1))
+    assert rows["wobbly"].mean_seconds is None and rows["wobbly"].speedup_fp16 is None
+    assert "only 1 of 2 runs" in rows["wobbly"].verdict
+    assert table.target_text(rows["wobbly"]) == "not reached"
+
+
+def test_mean_and_spread_over_seeds():
+    rows = rows_of(made_up("fp16", 1.0, [0.9]), made_up("fp16", 3.0, [0.9], seed=1))
+    assert table.target_text(rows["fp16"]) == "2.0 ±1.4"
+
+
+def test_metrics_that_fall():
+    base = made_up("fp16", 2.0, [0.5, 0.2, 0.10], target=0.25, metric="squared error", rising=False)
+    quick = made_up("quick", 0.5, [0.5, 0.2, 0.11], target=0.25, metric="squared error", rising=False)
+    rows = rows_of(base, quick)
+    assert rows["quick"].speedup_fp16 == 4.0
+    assert "at 0.11 instead of 0.1" in rows["quick"].verdict
+
+
+def test_the_table_fits_a_terminal_and_shows_every_row():
+    record = record_of(FP16, made_up("qsgd(bits=4)", 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
+    console = Console(width=80, file=io.StringIO())
+    console.print(table.render(record, table.summarise(record)))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for text in ("fp16", "qsgd(bits=4)", "failed", "8.00x", "90.0%"):
+        assert text in shown

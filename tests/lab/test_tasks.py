@@ -1,0 +1,112 @@
+"""Tasks: what spec text makes, and that there is something to learn."""
+
+import random
+
+import pytest
+import torch
+
+from thinwire.lab import tasks
+
+
+def learn(task: tasks.Task, steps: int) -> tuple[float, float]:
+    """The score before and after a few steps of one worker."""
+
+    def score() -> float:
+        with torch.no_grad():
+            test = task.dataset.test
+            return task.metric.values(model(test.inputs), test.targets).mean().item()
+
+    torch.manual_seed(0)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    batches = task.dataset.train.shard(0, 4, seed=0).batches(task.batch, seed=0)
+    before = score()
+    for _ in range(steps):
+        batch = next(batches)
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+    return before, score()
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    words = random.Random(0).choices(["thin ", "wire ", "long ", "train "], k=4000)
+    file = tmp_path / "text.txt"
+    file.write_text("".join(words))
+    return file
+
+
+@pytest.mark.parametrize("spec, steps", [("mlp(width=128)", 40), ("cnn", 30), ("regression", 60)])
+def test_tasks_learn(spec, steps):
+    task = tasks.load(spec)
+    before, after = learn(task, steps)
+    assert after > before + 0.3 if task.metric.rising else after < 0.3 * before
+
+
+def test_the_text_task_learns(text_file):
+    before, after = learn(tasks.load("text(width=32)", text_file), 40)
+    assert 7 < before < 9 and after < 4.5  # bits per byte; 8 is knowing nothing
+
+
+def test_model_sizes_are_as_described():
+    def weights(spec):
+        return sum(p.numel() for p in tasks.load(spec).model().parameters())
+
+    assert weights("mlp") == 784 * 2048 + 2048 * 2048 + 2048 * 10 + 2048 * 2 + 10
+    assert 0.55e6 < weights("cnn") < 0.65e6
+
+
+def test_options_of_spec_text():
+    task = tasks.load(" mlp(width=64, target=0.7, steps=9, skew=0.5) ")
+    assert (task.target, task.steps, task.skew) == (0.7, 9, 0.5)
+    assert task.model()[2].out_features == 64
+
+
+def test_a_task_of_ones_own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import replace\n"
+        "from thinwire.lab import tasks\n"
+        "def easy(data, *, steps_each=2):\n"
+        "    return replace(tasks.load('regression'), name='easy', steps=steps_each * 3)\n"
+        "def wrong(data):\n"
+        "    return 7\n"
+    )
+    assert tasks.load(f"{file}:easy").steps == 6
+    assert tasks.load(f"{file}:easy(steps_each=5, batch=3)").batch == 3
+    with pytest.raises(ValueError, match="returned 7"):
+        tasks.load(f"{file}:wrong")
+    with pytest.raises(ValueError, match="known: easy, wrong"):
+        tasks.load(f"{file}:other")
+    with pytest.raises(ValueError, match="missing file"):
+        tasks.load(f"{tmp_path}/none.py:easy")
+
+
+@pytest.mark.parametrize(
+    "spec, said",
+    [
+        ("nothing", "unknown task 'nothing'; known: mlp, cnn"),
+        ("mlp(depth=3)", "no option 'depth'; known: width"),
+        ("mlp(width=open('x'))", "plain value"),
+        ("mlp(2048)", "cannot read"),
+        ("mlp(", "cannot read"),
+        ("mlp(skew=2)", "skew must be within 0..1"),
+        ("mlp(steps=0)", "steps must be at least 1"),
+        ("mlp(steps='x')", "steps"),
+        ("fashion", "--data"),
+        ("cifar10", "--data"),
+        ("text", "--data"),
+    ],
+)
+def test_mistakes_are_one_line(spec, said):
+    with pytest.raises(ValueError) as caught:
+        tasks.load(spec)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_model_is_judged_regularly_and_at_the_end():
+    often, usual = tasks.load("mlp(evaluate_every=4)"), tasks.load("mlp")
+    assert [step for step in range(1, 11) if often.judged(step, 10)] == [4, 8, 10]
+    assert sum(usual.judged(step, 60) for step in range(1, 61)) == 12
+    assert all(usual.judged(step, 3) for step in range(1, 4))

@@ -1,0 +1,133 @@
+"""RegTop-k: the authors' regression and toy, by hand and by the reproduction, and the guards."""
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.lab.repro_regtopk import TOY_LOSSES, ImageRun, Regression, toy_losses
+
+
+def by_the_book(gradients, k, mu, denominator):
+    """The authors' equations, literally: lists of what was kept, for one bucket and all workers."""
+    workers, size = gradients[0].shape
+    residual = torch.zeros(workers, size, dtype=torch.float64)
+    sent = torch.zeros(workers, size, dtype=torch.bool)
+    had, last = torch.zeros_like(residual), torch.zeros(size, dtype=torch.float64)
+    for g in gradients:
+        a = residual + g
+        below = (had if denominator == "previous" else a) / workers
+        distortion = torch.where(sent, (last - had / workers) / below, torch.inf)
+        score = a.abs() * torch.tanh((1 + distortion).abs() / mu)
+        places = score.topk(k).indices
+        sent = torch.zeros_like(sent).scatter(1, places, True)
+        message = torch.where(sent, a, 0)
+        residual, had, last = a - message, a, message.mean(0)
+        yield last
+
+
+@pytest.mark.parametrize("denominator", ["previous", "current"])
+def test_it_is_the_authors_algorithm(denominator):
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(5, 40, generator=generator, dtype=torch.float64) for _ in range(30)]
+    spec = f"regtopk(density=0.2, mu=2, denominator='{denominator}', values='fp64')"
+    simulation, plain = (
+        tw.Simulation(spec, workers=5),
+        tw.Simulation("topk(density=0.2, values='fp64')", workers=5),
+    )
+    differs = False
+    for g, expected in zip(gradients, by_the_book(gradients, 8, 2, denominator), strict=True):
+        mean = simulation.reduce(list(g))
+        torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+        differs |= not torch.allclose(mean, plain.reduce(list(g)))
+    assert differs
+
+
+@pytest.mark.parametrize("mu", [1e-30, 1.0])
+def test_the_first_round_and_a_vanishing_mu_are_topk(mu):
+    regularised, plain = (
+        tw.Simulation(f"regtopk(density=0.1, mu={mu})", workers=3),
+        tw.Simulation("topk(density=0.1)", workers=3),
+    )
+    for _ in range(1 if mu == 1 else 5):
+        tensors = list(torch.randn(3, 100))
+        assert torch.equal(regularised.reduce(tensors), plain.reduce(tensors))
+
+
+def test_what_others_cancel_waits():
+    """Two workers cancel each other's largest entry: in the second round both send the other one."""
+    tensors = [torch.tensor([100.0, 1.0]), torch.tensor([-100.0, 1.0])]
+    simulation = tw.Simulation("regtopk(density=0.5, mu=1)", workers=2, feedback=False)
+    assert simulation.reduce(tensors).tolist() == [0, 0]
+    assert simulation.reduce(tensors).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("denominator", ["previous", "current"])
+def test_zero_over_zero_counts_as_not_cancelled(denominator):
+    """An all-zero round sends zeros; their ratio is 0/0 and must not hold them back, or worse, become NaN."""
+    spec = f"regtopk(density=0.5, mu=1, denominator='{denominator}')"
+    simulation = tw.Simulation(spec, workers=2)
+    simulation.reduce([torch.zeros(4)] * 2)
+    assert simulation.reduce([torch.tensor([3.0, 4.0, 1.0, 2.0])] * 2).tolist() == [3, 4, 0, 0]
+    assert all(torch.isfinite(t).all() for memory in simulation.memories for _, t in memory.items())
+
+
+def test_it_costs_what_topk_costs():
+    simulations = [tw.Simulation(f"{name}(density=0.01)", workers=4) for name in ("topk", "regtopk")]
+    for simulation in simulations:
+        for _ in range(3):
+            simulation.reduce([torch.randn(5000) for _ in range(4)])
+    assert simulations[0].bytes_sent == simulations[1].bytes_sent
+
+
+@pytest.mark.parametrize(
+    "name, spec",
+    [
+        ("uncompressed", "topk(density=1, values='fp64')"),
+        ("RegTop-k", "regtopk(density=0.5, mu=1, values='fp64')"),
+    ],
+)
+def test_toy_losses_are_the_published_ones(name, spec):
+    assert toy_losses(spec) == pytest.approx(TOY_LOSSES[name], abs=5e-4)
+
+
+def test_toy_top_1_does_not_move():
+    assert toy_losses("topk(density=0.5, values='fp64')")[:8] == pytest.approx([0.3133] * 8, abs=5e-4)
+
+
+def test_regression_small():
+    """The regression, smaller: RegTop-k follows uncompressed descent, Top-k and the other form stall."""
+    problem = Regression.draw(0, workers=6, points=300, size=30)
+
+    def end(scheme):
+        return list(problem.distances(scheme, 60, rate=0.1))[-1]
+
+    exact = end("topk(density=1, values='fp64')")
+    assert exact < -8
+    assert end("regtopk(density=0.6, mu=4, values='fp64')") == pytest.approx(exact, abs=0.5)
+    assert end("topk(density=0.6, values='fp64')") > -2
+    assert end("regtopk(density=0.6, mu=4, denominator='current', values='fp64')") > -2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(5))
+def test_regression(seed):
+    problem = Regression.draw(seed)
+    *_, regularised = problem.distances("regtopk(density=0.6, mu=4, values='fp64')", 1000)
+    *_, plain = problem.distances("topk(density=0.6, values='fp64')", 1000)
+    assert regularised < -14 and plain > -3.5
+
+
+def test_images_learn():
+    from thinwire.lab.datasets import embedded_images
+
+    images = embedded_images()
+    before = ImageRun(steps=0).accuracy("regtopk(density=0.01)", images, 0)
+    assert ImageRun(steps=25, workers=2, rate=0.2).accuracy("regtopk(density=0.01)", images, 0) > before + 15
+
+
+@pytest.mark.parametrize(
+    "spec, message", [("regtopk(mu=0)", "mu must be above 0"), ("regtopk(denominator='next')", "got 'next'")]
+)
+def test_mistakes_are_named(spec, message):
+    with pytest.raises(ValueError, match=message):
+        tw.parse(spec)
