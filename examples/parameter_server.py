@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 4 --max-restarts 2 examples/parameter_server.py --checkpoints /tmp/run --die-at 60
     torchrun --nproc-per-node 4 examples/parameter_server.py --staleness 4 --slow
 
-The first rank serves, the others train. With --checkpoints, a group that torchrun restarts goes on from the last checkpoint.
-With --staleness, training is asynchronous; --slow makes one worker four times slower than the others.
+The first rank serves, the others train. With --checkpoints, a group that torchrun restarts goes on from the last
+checkpoint. With --staleness, training is asynchronous; --slow makes one worker four times slower than the others.
 """
 
 from __future__ import annotations

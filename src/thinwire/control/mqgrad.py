@@ -36,14 +36,14 @@ class MQGrad(Controller):
        spread, at most 2 either way, is above 0 where an interval beat the mean drop per second.
     4. Policy gradient: W += rate * (A * grad log pi(action | x) + entropy * grad H(pi(x))).
 
-    It starts from a policy that mostly stays, moves up when the loss hardly falls while messages lose much, and down when
-    they lose next to nothing. Draws depend on `seed` and the
+    It starts from a policy that mostly stays, moves up when the loss hardly falls while messages lose much, and down
+    when they lose next to nothing. Draws depend on `seed` and the
     number of the decision only, so a resumed run decides alike.
     """
 
     levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu
     interval: int = 10  # lower => quicker decisions, from noisier rewards
-    rate: float = 0.1  # higher => learns sooner, from less evidence
+    rate: float = 0.03  # higher => learns sooner, from less evidence
     entropy: float = 0.01  # higher => keeps trying for longer
     policy: str | None = None  # a file that wire.save_controller() wrote: start from what was learnt in that run
     seed: int = 0
@@ -140,4 +140,4 @@ class MQGrad(Controller):
 
 _FADE = 0.9  # of past intervals in means: about the last ten count
 # Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
-_PRIOR = torch.tensor([[-2.5, 0.0, 0.0, -1.0], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 0.0, 1.5]], dtype=torch.float64)
+_PRIOR = torch.tensor([[-4.0, 0.0, 0.0, -1.2], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 0.0, 1.5]], dtype=torch.float64)

@@ -71,10 +71,12 @@ def describe(value: Any) -> Any:
         kind = type(value)
         return {
             "class": f"{kind.__module__}:{kind.__qualname__}",
-            "fields": {f.name: describe(getattr(value, f.name)) for f in fields(value)},
+            "fields": {f.name: describe(getattr(value, f.name)) for f in fields(value) if f.init},
         }
     if isinstance(value, Tensor):
         return {"tensor": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
     if value is not None and not isinstance(value, bool | int | float | str | tuple):
         raise ValueError(f"a codec on a parameter server has plain options, got {value!r}")
     return value
@@ -86,6 +88,8 @@ def rebuild(literal: Any) -> Any:
         return literal
     if "tensor" in literal:
         return torch.empty(0, dtype=_dtype(literal["tensor"]))
+    if "dtype" in literal:
+        return _dtype(literal["dtype"])
     try:
         module, _, name = literal["class"].partition(":")
         kind: Any = importlib.import_module(module)

@@ -89,7 +89,9 @@ class Server:
     It knows forms, not schemes: whatever a conversation asks arrives as sums, maxima and means.
     """
 
-    def __init__(self, links: Mapping[int, Link], *, shared: Shared | None = None, stops: bool = False, timeout: float) -> None:
+    def __init__(
+        self, links: Mapping[int, Link], *, shared: Shared | None = None, stops: bool = False, timeout: float
+    ) -> None:
         self.ledger = Ledger()
         self.memory = Memory()
         self.controller: Controller | None = None
