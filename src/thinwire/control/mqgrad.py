@@ -36,7 +36,7 @@ class MQGrad(Controller):
        spread, at most 2 either way, is above 0 where an interval beat the mean drop per second.
     4. Policy gradient: W += rate * (A * grad log pi(action | x) + entropy * grad H(pi(x))).
 
-    It starts from a policy that mostly stays, moves up when the loss hardly falls while messages lose much, and down
+    It starts from a policy that mostly stays, moves up when the loss has come far and hardly falls while messages lose much, and down
     when they lose next to nothing. Draws depend on `seed` and the
     number of the decision only, so a resumed run decides alike.
     """
@@ -140,4 +140,4 @@ class MQGrad(Controller):
 
 _FADE = 0.9  # of past intervals in means: about the last ten count
 # Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
-_PRIOR = torch.tensor([[-4.0, 0.0, 0.0, -1.2], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 0.0, 1.5]], dtype=torch.float64)
+_PRIOR = torch.tensor([[-4.0, 0.0, -1.0, -1.6], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 1.0, 2.0]], dtype=torch.float64)
