@@ -132,7 +132,7 @@ def test_mqgrad_beats_every_fixed_level_and_chance_where_needs_change(seed):
 
 
 def test_mqgrad_learns_which_moves_pay():
-    """Where staying lets the loss rise and moves make it fall, the policy stays less and less, whatever it began with."""
+    """Where staying lets the loss rise and moves make it fall, the policy stays less and less."""
     controller = started("mqgrad(rate=0.2)")
     state = [1.0, 0.0, 0.5, -1.0]
     before = controller.odds(state)[1].item()

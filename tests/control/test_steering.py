@@ -1,14 +1,16 @@
 """A controller in a training loop: one decides, all turn, before the step it applies to."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.distributed as dist
-from models import batch, digest, mlp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from world import run_world
 
 import thinwire as tw
+from models import batch, digest, mlp
+from world import run_world
 
 
 def train(model, wire, worker, steps):
@@ -56,8 +58,8 @@ def test_all_workers_change_level_at_the_same_step(function, servers):
     results = run_world(function, servers + 3, SCHEDULE, 8)[servers:]
     first = results[0]
     for levels, sent, weights in results:
-        steps = [after - before for before, after in zip(sent[4:], sent[5:], strict=False)]
-        early = [after - before for before, after in zip(sent[:3], sent[1:4], strict=False)]
+        steps = [after - before for before, after in pairwise(sent[4:])]
+        early = [after - before for before, after in pairwise(sent[:4])]
         assert max(early) < min(steps)  # eight bits cost more than two
         assert levels[0] == 2 and levels[-1] == 8
         assert all(torch.equal(a, b) for a, b in zip(weights, first[2], strict=True))

@@ -36,9 +36,9 @@ class MQGrad(Controller):
        spread, at most 2 either way, is above 0 where an interval beat the mean drop per second.
     4. Policy gradient: W += rate * (A * grad log pi(action | x) + entropy * grad H(pi(x))).
 
-    It starts from a policy that mostly stays, moves up when the loss has come far and hardly falls while messages lose much, and down
-    when they lose next to nothing. Draws depend on `seed` and the
-    number of the decision only, so a resumed run decides alike.
+    It starts from a policy that mostly stays: up when the loss has come far and hardly falls while messages lose much,
+    down when they lose next to nothing. Draws depend on `seed` and the number of the decision only, so a resumed run
+    decides alike.
     """
 
     levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu
