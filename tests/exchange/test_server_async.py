@@ -14,7 +14,7 @@ from thinwire.bucket import Layout
 from thinwire.exchange.asynchronous import Gradient, Shared
 from thinwire.exchange.codecs import CASTS
 from thinwire.exchange.frames import Kind, Push
-from thinwire.exchange.serving import Arrival
+from thinwire.exchange.seats import Arrival
 from world import run_world
 
 

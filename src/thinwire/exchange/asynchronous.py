@@ -28,7 +28,7 @@ from thinwire.exchange.frames import Kind
 from thinwire.scheme import Codec
 
 if TYPE_CHECKING:
-    from thinwire.exchange.serving import Arrival
+    from thinwire.exchange.seats import Arrival
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

@@ -1,4 +1,4 @@
-"""The servers' side: one thread reads and one writes for every worker; one loop thinks.
+"""The servers' side: every worker has a seat, where one thread reads and one writes; one loop thinks.
 
     readers -> inbox -> the loop: when all workers that are left have asked the same, answer -> writers
 
@@ -9,14 +9,12 @@ are left. Nothing a worker sends can stop the loop.
 
 from __future__ import annotations
 
-import datetime
 import io
 import queue
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,57 +28,11 @@ from thinwire.exchange.asynchronous import Shared
 from thinwire.exchange.forms import BadPayload, Form, Round
 from thinwire.exchange.frames import Kind, Push, Reply, Verdict
 from thinwire.exchange.links import Link
+from thinwire.exchange.seats import FINISHED, Arrival, Pool, Seat
 from thinwire.ledger import Ledger
 from thinwire.memory import Memory
 
 FORMAT = 1
-_FOREVER = datetime.timedelta(days=3650)  # a worker may think for as long as no other waits for it
-
-
-class Pool:
-    """Message buffers by size, used again: fresh pages cost more than the copy into them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: dict[int, list[Tensor]] = {}
-
-    def take(self, size: int) -> Tensor:
-        with self._lock:
-            free = self._free.get(size)
-            return free.pop() if free else torch.empty(size, dtype=torch.uint8)
-
-    def give(self, buffer: Tensor) -> None:
-        with self._lock:
-            self._free.setdefault(buffer.numel(), []).append(buffer)
-
-
-@dataclass
-class Arrival:
-    """What a reader puts into the inbox: a push with its payload, or the news that the worker is gone."""
-
-    worker: int
-    push: Push | None = None
-    payload: Tensor | None = None
-    text: str = ""
-    gone: str = ""
-    since: float = field(default_factory=time.monotonic)
-
-
-@dataclass
-class Seat:
-    """One worker as the server sees it."""
-
-    link: Link
-    outbox: queue.SimpleQueue[tuple[Reply, Tensor | None, Callable[[], None]] | None]
-    threads: list[threading.Thread] = field(default_factory=list)
-    asked: deque[Arrival] = field(default_factory=deque)  # and not answered yet, oldest first
-    gone: str = ""  # why it is no longer counted on
-    refused: bool = False  # it is gone, but still there to hear why
-    heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def first(self) -> Arrival | None:
-        return self.asked[0] if self.asked else None
 
 
 class Server:
@@ -104,25 +56,21 @@ class Server:
         self._pool = Pool()
         self._snapshot: Tensor | None = None
         self._inbox: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        self._seats = {worker: Seat(link, queue.SimpleQueue()) for worker, link in links.items()}
+        self._seats = {
+            worker: Seat(worker, link, self._inbox, self._pool, self.ledger) for worker, link in links.items()
+        }
 
     def run(self) -> dict[str, float]:
         """Serve to the end; the totals of the ledger. Raises if every worker was lost before it had finished."""
-        for worker, seat in self._seats.items():
-            for work, name in ((self._read, "reader"), (self._write, "writer")):
-                thread = threading.Thread(
-                    target=work, args=(worker, seat), name=f"thinwire-{name}-{worker}", daemon=True
-                )
-                seat.threads.append(thread)
-                thread.start()
         try:
             while self._present:
                 self._take(self._next())
                 while self._round_is_complete():
                     self._answer_round()
         finally:
-            self._close()
-        lost = {worker: seat.gone for worker, seat in self._seats.items() if seat.gone != _FINISHED}
+            for seat in self._seats.values():
+                seat.close()
+        lost = {worker: seat.gone for worker, seat in self._seats.items() if seat.gone != FINISHED}
         if len(lost) == len(self._seats) or (self._stops and lost):
             told = "; ".join(f"worker {worker}: {reason}" for worker, reason in lost.items())
             raise RuntimeError(f"workers were lost before they had finished: {told}")
@@ -130,60 +78,6 @@ class Server:
         if self._shared is not None:
             totals |= self._shared.totals()
         return totals
-
-    def _close(self) -> None:
-        """Join every thread: writers when all is said, readers when there is nothing more to hear."""
-        for seat in self._seats.values():
-            seat.outbox.put(None)
-        for seat in self._seats.values():
-            reader, writer = seat.threads
-            writer.join()
-            if seat.gone != _FINISHED:
-                seat.link.cut()
-            reader.join()
-
-    # -- threads -------------------------------------------------------------------------------------------------------
-
-    def _read(self, worker: int, seat: Seat) -> None:
-        link, frame = seat.link, torch.empty(frames.PUSH_BYTES, dtype=torch.uint8)
-        try:
-            while True:
-                link.receive(frame).wait(_FOREVER)
-                push = Push.unpack(frame)
-                text, payload = "", None
-                if push.text_bytes:
-                    described = torch.empty(push.text_bytes, dtype=torch.uint8)
-                    link.receive(described).wait()
-                    text = described.numpy().tobytes().decode()
-                if push.nbytes:
-                    payload = self._pool.take(push.nbytes)
-                    link.receive(payload).wait()
-                sent = frames.PUSH_BYTES + push.text_bytes + push.nbytes
-                self.ledger.add(bytes_received=sent, messages=1)
-                self._inbox.put(Arrival(worker, push, payload, text))
-                if push.kind is Kind.BYE:
-                    return
-        except (RuntimeError, ValueError) as error:
-            self._inbox.put(Arrival(worker, gone=str(error).splitlines()[0]))
-
-    def _write(self, worker: int, seat: Seat) -> None:
-        """Send what the loop answers. After a failure only let go of the buffers."""
-        broken = False
-        while (message := seat.outbox.get()) is not None:
-            reply, answer, release = message
-            try:
-                if not broken:
-                    works = [seat.link.send(reply.pack())]
-                    if answer is not None and answer.numel():
-                        works.append(seat.link.send(answer))
-                    for work in works:
-                        work.wait()
-                    self.ledger.add(bytes_sent=frames.REPLY_BYTES + (0 if answer is None else answer.numel()))
-            except RuntimeError as error:
-                broken = True
-                self._inbox.put(Arrival(worker, gone=str(error).splitlines()[0]))
-            finally:
-                release()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -233,7 +127,7 @@ class Server:
         if arrival.push is None:
             self._drop(arrival.worker, arrival.gone)
         elif arrival.push.kind is Kind.BYE:
-            seat.gone = _FINISHED
+            seat.gone = FINISHED
             self._changed()
         elif (reason := self._objection(arrival)) is not None:
             self._refuse(arrival, reason)
@@ -375,7 +269,7 @@ class Server:
             assert arrival.push is not None
             reply = Reply(Verdict.FINE, arrival.push.sequence, len(arrivals), alive, answer.numel(), check)
             self._clear(arrival)
-            self._seats[worker].outbox.put((reply, answer, release))
+            self._seats[worker].say(reply, answer, release)
 
     def _reply(self, arrival: Arrival, answer: Tensor | None = None, *, nbytes: int = 0, kept: bool = False) -> None:
         assert arrival.push is not None
@@ -388,7 +282,7 @@ class Server:
                 self._pool.give(answer)
 
         self._clear(arrival)
-        self._seats[arrival.worker].outbox.put((reply, answer, release))
+        self._seats[arrival.worker].say(reply, answer, release)
 
     def _refuse(self, arrival: Arrival, reason: str) -> None:
         """Tell a worker why it is out, also in answer to what else it has asked, and go on without it."""
@@ -410,7 +304,7 @@ class Server:
         assert arrival.push is not None
         nothing = torch.zeros(arrival.push.answer_bytes, dtype=torch.uint8)
         reply = Reply(Verdict.REFUSED, arrival.push.sequence, reason=reason)
-        self._seats[arrival.worker].outbox.put((reply, nothing, lambda: None))
+        self._seats[arrival.worker].say(reply, nothing)
 
     def _clear(self, arrival: Arrival) -> None:
         if arrival.payload is not None:
@@ -451,9 +345,6 @@ class Server:
         self.controller, self._controller_state = None, state["controller"]
         if self._shared is not None and state["shared"] is not None:
             self._shared.load_state_dict(state["shared"])
-
-
-_FINISHED = "finished"
 
 
 def _topic(push: Push) -> tuple[str, int, float]:
