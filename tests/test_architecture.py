@@ -16,7 +16,7 @@ LAYERS = [
     {"schemes"},
     {"feedback", "control", "warmup"},
     {"exchange", "ledger"},
-    {"ddp", "gossip", "server", "checkpoint"},
+    {"ddp", "gossip", "server", "checkpoint", "steering"},
     {"advise", "lab"},
     {"cli", "__init__"},
 ]

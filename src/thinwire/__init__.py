@@ -1,6 +1,11 @@
 """thinwire trains PyTorch models over thin wires."""
 
 from thinwire import checkpoint, theory
+from thinwire.control.fixed import Fixed
+from thinwire.control.mqgrad import MQGrad
+from thinwire.control.normrule import NormRule
+from thinwire.control.random import Random
+from thinwire.control.schedule import Schedule
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
@@ -21,6 +26,7 @@ from thinwire.schemes.tnq import TNQ
 from thinwire.schemes.topk import TopK
 from thinwire.schemes.topkc import TopKC
 from thinwire.schemes.tq import TQ
+from thinwire.server import Role, ServerOptimizer, join
 
 __all__ = [
     "BF16",
@@ -36,13 +42,20 @@ __all__ = [
     "AllReduce",
     "Choco",
     "DeepSqueeze",
+    "Fixed",
     "Gossip",
     "LostRank",
+    "MQGrad",
     "Natural",
+    "NormRule",
     "PowerGossip",
     "PowerSGD",
+    "Random",
     "RandomK",
     "RegTopK",
+    "Role",
+    "Schedule",
+    "ServerOptimizer",
     "SignSGD",
     "Simulation",
     "TernGrad",
@@ -53,6 +66,7 @@ __all__ = [
     "attach",
     "checkpoint",
     "graphs",
+    "join",
     "parse",
     "theory",
 ]

@@ -5,6 +5,8 @@
         "shared": {parameter: {key: tensor}},          equal on all workers
         "worker0003": {parameter: {key: tensor}},      this worker's own
         "ledger": {...},
+        "steering": {...},                             level, losses and, on rank 0, the controller
+        "exchange": {server: ...},                     what servers hold; in the first worker's state only
     }
 
 Each worker's part has its own name, so torch.distributed.checkpoint, which keeps one copy of equally named tensors,
@@ -47,6 +49,8 @@ def save(wire: Wire, workers: int | None = None) -> dict[str, Any]:
         "seed": wire.seed,
         "shared": shared,
         "ledger": wire.exchange.ledger.totals(),
+        "steering": wire.steering.state_dict() if wire.steering else {},
+        "exchange": wire.exchange.state_dict(),
         **parts,
     }
 
@@ -84,6 +88,9 @@ def load(wire: Wire, state: Mapping[str, Any]) -> None:
     together: State = {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in {**shared, **own}}
     wire.memory.load_state_dict({name: entry for name, entry in together.items() if entry})
     wire.step = int(state["step"])
+    if wire.steering is not None and state.get("steering"):
+        wire.steering.load_state_dict(state["steering"])
+    wire.exchange.load_state_dict(dict(state.get("exchange", {})))
     wire.exchange.ledger.load({key: float(value) for key, value in state["ledger"].items()})
 
 

@@ -6,6 +6,7 @@ import fnmatch
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -15,13 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import checkpoint
 from thinwire.bucket import Bucket, Layout, Scratch, Segment
+from thinwire.control import Controller
 from thinwire.exchange.allreduce import AllReduce
-from thinwire.exchange.collectives import AllReduced
+from thinwire.exchange.exchange import Exchange, together
 from thinwire.exchange.lane import Job, Talk
 from thinwire.feedback import Feedback, wrap
 from thinwire.memory import Memory
-from thinwire.scheme import Scheme
+from thinwire.requests import Sum
+from thinwire.scheme import Conversation, Scheme
 from thinwire.schemes import parse
+from thinwire.steering import Steering
 from thinwire.warmup import warm_up
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
@@ -33,8 +37,8 @@ def attach(
     model: DistributedDataParallel,
     scheme: str | Scheme,
     *,
-    exchange: AllReduce | None = None,
-    controller: None = None,
+    exchange: Exchange | None = None,
+    controller: str | Controller | None = None,
     feedback: str | bool = "auto",
     exempt: Exempt = "auto",
     warmup_steps: int = 0,
@@ -45,6 +49,7 @@ def attach(
 
     scheme: spec text such as "qsgd(bits=4)", or a Scheme.
     exchange: how workers talk; AllReduce over the model's process group unless given.
+    controller: who turns the scheme's knob while training, such as "mqgrad" or tw.MQGrad(); call `wire.observe(loss)`.
     feedback: "auto" (on for biased schemes), True or False.
     exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns
         of parameter names (empty: none), or a function of (name, parameter).
@@ -57,7 +62,8 @@ def attach(
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
     chosen = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
-    wire = Wire(model, chosen, exchange or AllReduce(), exempt, seed)
+    steering = Steering(controller, chosen) if controller is not None else None
+    wire = Wire(model, chosen, exchange or AllReduce(), exempt, seed, steering)
     plug.wire = wire
     return wire
 
@@ -69,10 +75,12 @@ class Wire:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, scheme: Scheme, exchange: AllReduce, exempt: Exempt, seed: int
-    ) -> None:
+        self, model: DistributedDataParallel, scheme: Scheme, exchange: Exchange, exempt: Exempt, seed: int,
+        steering: Steering | None = None,
+    ) -> None:  # fmt: skip
         self.scheme = scheme
         self.exchange = exchange
+        self.steering = steering
         self.seed = seed
         self.step = 0
         self._names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
@@ -92,7 +100,8 @@ class Wire:
         try:
             exchange.agree(
                 f"{scheme.spec}, feedback {'on' if isinstance(scheme, Feedback) else 'off'}, seed {seed}, "
-                f"{len(self._names)} parameters, {len(self._exempt)} exempt, route {exchange.route}"
+                f"{len(self._names)} parameters, {len(self._exempt)} exempt, route {exchange.route}, "
+                f"controller {steering.controller.spec if steering else 'none'}"
             )
         except BaseException:
             exchange.close()
@@ -102,6 +111,13 @@ class Wire:
 
     def observe(self, loss: float | Tensor) -> None:
         """Tell the controller how training goes; without a controller there is nobody to tell."""
+        if self.steering is not None:
+            self.steering.observe(loss)
+
+    @property
+    def level(self) -> float:
+        """The knob's level in use."""
+        return self.scheme.level if self.steering is None else self.steering.level
 
     def stats(self) -> dict[str, float]:
         """Totals since attach (or since the run a checkpoint resumed): bytes, messages, seconds, steps."""
@@ -118,7 +134,7 @@ class Wire:
         lane = self.exchange.lane
         totals |= {
             "steps": float(self.step),
-            "level": float(self.scheme.level),
+            "level": float(self.level),
             "workers": float(self.exchange.workers),
             "memory_bytes": float(self.memory.nbytes),
             "scratch_bytes": float(lane.scratch_bytes if lane else 0),
@@ -131,6 +147,15 @@ class Wire:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         checkpoint.load(self, state)
+
+    def save_controller(self, path: str | Path) -> None:
+        """Write what the controller has learnt, for `MQGrad(policy=path)` in another run. Every worker calls it."""
+        if self.steering is None:
+            raise ValueError("this wire has no controller to save")
+        self.steering.settle()
+        learnt = self.exchange.controller_state(self.steering.controller)
+        if self.exchange.worker == 0:
+            torch.save(learnt, path)
 
     def close(self) -> None:
         """Give the model back to plain DDP and end the lane. Every rank calls it; twice is fine."""
@@ -186,6 +211,8 @@ class Wire:
         if failed is not None:
             raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
         self.step += 1
+        if self.steering is not None:
+            self.steering.end_step(self.step, self.exchange)
 
     def _plan(self, grads: dist.GradBucket) -> _Plan:
         parameters = grads.parameters()
@@ -201,22 +228,20 @@ class Wire:
         exact = scratch.take("exact", plan.exempt.numel, buffer.dtype, buffer.device)
         plan.exempt.gather(buffer, exact)
         exact.mul_(1.0 / workers)
-        alongside = [AllReduced(exact)] if plan.exempt.numel else []
+        talks = [self.exchange.answer_all(_summed(exact), scratch)] if plan.exempt.numel else []
 
         if plan.compressed.numel:
             flat, lost = self._working_copy(buffer, plan, scratch)
             bucket = Bucket(flat, plan.compressed.layout, workers, self.exchange.worker, step, self.seed, lost, scratch)
-            talk = self.exchange.answer_all(self.scheme.converse(bucket, self.memory, self.scheme.level), scratch)
-            try:
-                collectives = [*alongside, *next(talk)]
-                while True:
-                    yield collectives
-                    collectives = next(talk)
-            except StopIteration as stop:
-                if stop.value.data_ptr() != buffer.data_ptr() or stop.value.dtype != buffer.dtype:
-                    plan.compressed.scatter(stop.value, buffer)
+            if self.steering is None:
+                conversation = self.scheme.converse(bucket, self.memory, self.scheme.level)
+            else:
+                conversation = self.steering.converse(self.scheme, bucket, self.memory)
+            mean = yield from together(self.exchange.answer_all(conversation, scratch), *talks)
+            if mean.data_ptr() != buffer.data_ptr() or mean.dtype != buffer.dtype:
+                plan.compressed.scatter(mean, buffer)
         else:
-            yield alongside
+            yield from together(*talks)
         plan.exempt.scatter(exact, buffer)
         return buffer
 
@@ -234,6 +259,10 @@ class Wire:
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
         return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None
+
+
+def _summed(tensor: Tensor) -> Conversation:
+    return (yield Sum(tensor))
 
 
 @dataclass(frozen=True)

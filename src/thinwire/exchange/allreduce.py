@@ -10,7 +10,9 @@ A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket, Scratch
+from thinwire.control.controller import Controller, Observation
 from thinwire.exchange import arithmetic
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
@@ -87,6 +90,29 @@ class AllReduce:
             except StopIteration as stop:
                 return stop.value
             answer = yield from self._answer(request, scratch)
+
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
+        """Rank 0 decides from everybody's numbers and tells the others: two small sums."""
+        numbers = numbers.to(_device(self._group))
+        yield [AllReduced(numbers)]
+        decision = torch.zeros(1, dtype=torch.float64, device=numbers.device)
+        if self.worker == 0:
+            with self.ledger.timed("controller_seconds"):
+                decision[0] = controller.decide(Observation.of((numbers / self.workers).tolist()))
+        yield [AllReduced(decision)]
+        return decision
+
+    def controller_state(self, controller: Controller) -> dict[str, Any]:
+        state: list[Any] = [controller.state_dict()]
+        dist.broadcast_object_list(state, group=self._group, group_src=0)
+        return state[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"the state holds {', '.join(state)}, which only a parameter server can take")
 
     def _answer(self, request: Request, scratch: Scratch) -> Talk:
         if isinstance(request, Mean):

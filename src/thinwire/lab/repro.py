@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-NAMES = ("tnq", "regtopk", "powergossip")
+NAMES = ("tnq", "regtopk", "powergossip", "mqgrad")
 
 
 def run(name: str, *, quick: bool, seeds: int | None, data: Path | None, console: Console) -> dict[str, Any]:

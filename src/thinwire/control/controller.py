@@ -1,0 +1,101 @@
+"""Controller and Observation: who turns the knob, and all it gets to see. Numbers only, never tensors."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+WINDOW = 8  # how many smoothed losses an observation remembers
+
+
+@dataclass(frozen=True)
+class Observation:
+    """How training went since the last decision, as the mean over all workers."""
+
+    step: int
+    level: float  # in use since the last decision
+    seconds_per_step: float
+    bytes_per_step: float  # that left a worker
+    gradient_norm: float  # of the group's mean, in the last step
+    compression_error: (
+        float  # |what a worker's message lost|^2 / |what it meant to say|^2 in the last step; NaN: unknown
+    )
+    losses: tuple[float, ...]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
+
+    def numbers(self) -> list[float]:
+        return [
+            float(self.step), self.level, self.seconds_per_step, self.bytes_per_step, self.gradient_norm,
+            self.compression_error, *self.losses,
+        ]  # fmt: skip
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Observation:
+        step, *five, losses = *numbers[:6], tuple(numbers[6:])
+        return cls(round(step), *five, losses)
+
+    @property
+    def loss(self) -> float:
+        return self.losses[-1] if self.losses else math.nan
+
+
+class Controller(ABC):
+    """Decides, every `interval` steps, which level of a scheme's knob to use next.
+
+    Subclasses are dataclasses whose fields are the options of the spec text. One controller decides for the whole
+    group: on the first server, or on rank 0 under AllReduce. `start` makes what it learns; that is its state.
+    """
+
+    interval: int
+    needs_loss: ClassVar[bool] = False
+    summary: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def spec(self) -> str:
+        """The spec text that makes this controller again."""
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.init)  # type: ignore[arg-type]
+        return f"{self.name}({options})"
+
+    def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
+        """Which of the knob's levels this controller chooses from, fewest bytes first; ValueError for others."""
+        return tuple(menu)
+
+    def first(self, default: float, menu: Sequence[float]) -> float:
+        """The level before the first decision; `default` is the scheme's own."""
+        return default if default in menu else menu[-1]
+
+    def start(self, menu: Sequence[float]) -> None:
+        """Begin, where the decisions are made, with the levels to choose from."""
+        self.levels = tuple(menu)
+
+    @abstractmethod
+    def decide(self, seen: Observation) -> float:
+        """The level to use from the next step on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ValueError(f"{self.name} keeps no state, got {', '.join(state)}")
+
+
+def chosen(wanted: tuple[float, ...] | None, menu: Sequence[float], who: str) -> tuple[float, ...]:
+    """`wanted` in the knob's order; everything where nothing is wanted."""
+    if wanted is None:
+        return tuple(menu)
+    unknown = [level for level in wanted if level not in menu]
+    if unknown or not wanted:
+        raise ValueError(f"{who}: levels must be among {tuple(menu)}, got {wanted!r}")
+    return tuple(level for level in menu if level in wanted)
+
+
+def check_interval(interval: object, who: str) -> None:
+    if not isinstance(interval, int) or interval < 1:
+        raise ValueError(f"{who}: interval must be a number of steps, 1 or more, got {interval!r}")

@@ -1,0 +1,143 @@
+"""mqgrad: a learner sets the level, after "MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server"
+(Cui et al., 2018).
+
+Known of the paper: a Markov decision process on a parameter server; the state is made of past losses, the action is
+the number of bits of the next iterations. Reward, learner, bit set and interval are not public: what follows is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import randomness
+from thinwire.control.controller import Controller, Observation, check_interval, chosen
+
+MOVES = (-1, 0, 1)  # one level fewer, the same, one more
+FEATURES = 4
+
+
+@dataclass
+class MQGrad(Controller):
+    """Decide every `interval` steps, and learn from every decision while training goes on.
+
+    1. State x: 1; the slope of the last losses (drop of log(loss) per interval, squashed); how far the loss has come,
+       log(first loss / loss); the decades of the compression error, log10(|lost|^2 / |gradient|^2), within -4..1.
+    2. Action: one level fewer, the same, or one more, drawn from the softmax policy pi = softmax(W x). Linear, because
+       a run has few decisions; single moves from the cheapest level on, because a try of a dear level costs seconds.
+    3. Reward: d, the drop of log(loss) over the interval. Its price: rho * s, s the interval's seconds and rho the drop
+       per second of all intervals so far (older ones fade). The advantage A = d - rho * s, in units of its running
+       spread, at most 2 either way, is above 0 where an interval beat the mean drop per second.
+    4. Policy gradient: W += rate * (A * grad log pi(action | x) + entropy * grad H(pi(x))).
+
+    It starts from a policy that mostly stays: up when the loss has come far and hardly falls while messages lose much,
+    down when they lose next to nothing. Draws depend on `seed` and the number of the decision only, so a resumed run
+    decides alike.
+    """
+
+    levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu
+    interval: int = 10  # lower => quicker decisions, from noisier rewards
+    rate: float = 0.03  # higher => learns sooner, from less evidence
+    entropy: float = 0.01  # higher => keeps trying for longer
+    policy: str | None = None  # a file that wire.save_controller() wrote: start from what was learnt in that run
+    seed: int = 0
+
+    needs_loss: ClassVar[bool] = True
+    summary: ClassVar[str] = "a policy-gradient learner: the loss's drop per second moves the level"
+
+    def __post_init__(self) -> None:
+        check_interval(self.interval, "mqgrad")
+        if not self.rate >= 0 or not self.entropy >= 0:
+            raise ValueError(f"mqgrad: rate and entropy must not be negative, got {self.rate!r}, {self.entropy!r}")
+
+    def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
+        return chosen(self.levels_from, menu, "mqgrad")
+
+    def first(self, default: float, menu: Sequence[float]) -> float:
+        return menu[0]
+
+    def start(self, menu: Sequence[float]) -> None:
+        super().start(menu)
+        self._weights = _PRIOR.clone()
+        self._decisions = 0
+        self._first_loss = math.nan
+        self._last: tuple[list[float], int, float] | None = None  # state, action, loss of the last decision
+        self._drops, self._seconds, self._spread = 0.0, 0.0, 0.0
+        if self.policy is not None:
+            learnt = torch.load(self.policy, weights_only=True)
+            if not isinstance(learnt, dict) or learnt.get("levels") != list(self.levels):
+                found = learnt.get("levels") if isinstance(learnt, dict) else type(learnt).__name__
+                raise ValueError(f"mqgrad: the policy {self.policy!r} is for {found}, not {list(self.levels)}")
+            self._weights = learnt["weights"].clone()
+
+    def decide(self, seen: Observation) -> float:
+        if not math.isfinite(seen.loss) or seen.loss <= 0 or seen.level not in self.levels:
+            return self.levels[0] if seen.level not in self.levels else seen.level
+        if math.isnan(self._first_loss):
+            self._first_loss = seen.loss
+        if self._last is not None:
+            state, action, before = self._last
+            self._learn(state, action, math.log(before / seen.loss), seen.seconds_per_step * self.interval)
+        state, place = self._state(seen), self.levels.index(seen.level)
+        draw = randomness.key(self.seed, self._decisions, "control.mqgrad") / 2**64
+        action = min(int((self.odds(state).cumsum(0) < draw).sum()), len(MOVES) - 1)
+        self._decisions += 1
+        self._last = (state, action, seen.loss)
+        return self.levels[min(max(place + MOVES[action], 0), len(self.levels) - 1)]
+
+    def odds(self, state: Sequence[float]) -> Tensor:
+        """pi(. | state), over the moves."""
+        return torch.softmax(self._weights @ torch.tensor(state, dtype=torch.float64), 0)
+
+    def _state(self, seen: Observation) -> list[float]:
+        logs = [math.log(loss) for loss in seen.losses[-4:] if math.isfinite(loss) and loss > 0]
+        drops = [a - b for a, b in pairwise(logs)]
+        slope = sum(drops) / len(drops) if drops else 1.0
+        error = seen.compression_error if math.isfinite(seen.compression_error) else 0.1
+        decades = min(1.0, max(-4.0, math.log10(max(error, 1e-9))))
+        return [1.0, math.tanh(10 * slope), math.log(self._first_loss / seen.loss), decades]
+
+    def _learn(self, state: Sequence[float], action: int, drop: float, seconds: float) -> None:
+        price = self._drops / self._seconds * seconds if self._seconds else drop
+        surplus = drop - price
+        self._drops = _FADE * self._drops + drop
+        self._seconds = _FADE * self._seconds + seconds
+        self._spread = _FADE * self._spread + (1 - _FADE) * abs(surplus) if self._spread else abs(surplus)
+        if not self._spread:
+            return
+        advantage = max(-2.0, min(2.0, surplus / self._spread))
+        weights = self._weights.requires_grad_()
+        log_odds = torch.log_softmax(weights @ torch.tensor(state, dtype=torch.float64), 0)
+        disorder = -(log_odds.exp() * log_odds).sum()
+        (gradient,) = torch.autograd.grad(advantage * log_odds[action] + self.entropy * disorder, weights)
+        self._weights = weights.detach() + self.rate * gradient
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "levels": list(self.levels),
+            "weights": self._weights,
+            "decisions": self._decisions,
+            "first_loss": self._first_loss,
+            "last": None if self._last is None else list(self._last),
+            "reward": [self._drops, self._seconds, self._spread],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["levels"] != list(self.levels):
+            raise ValueError(f"mqgrad: the state is for {state['levels']}, not {list(self.levels)}")
+        self._weights = state["weights"].clone()
+        self._decisions = int(state["decisions"])
+        self._first_loss = float(state["first_loss"])
+        self._last = None if state["last"] is None else tuple(state["last"])  # type: ignore[assignment]
+        self._drops, self._seconds, self._spread = (float(number) for number in state["reward"])
+
+
+_FADE = 0.9  # of past intervals in means: about the last ten count
+# Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
+_PRIOR = torch.tensor([[-4.0, 0.0, -1.0, -1.6], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 1.0, 2.0]], dtype=torch.float64)

@@ -1,0 +1,158 @@
+"""join(): the front door of the parameter server. Some ranks of the job serve, the others train."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
+
+from thinwire.exchange.asynchronous import MakeOptimizer, Shared
+from thinwire.exchange.codecs import CASTS, codec_of
+from thinwire.exchange.links import Link
+from thinwire.exchange.server import ParameterServer
+from thinwire.exchange.serving import Server
+from thinwire.exchange.trading import Trader
+from thinwire.scheme import Scheme
+
+
+def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: float = 300.0) -> Role:
+    """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
+
+    down: how means come back to the workers; see `ParameterServer`.
+    lost: what a lost worker means: "drop" (the others go on without it) or "stop" (an error for all: under torchrun,
+        which restarts the whole group, so that nobody runs past the checkpoint that the others resume from).
+    timeout: a worker that keeps the others waiting for so many seconds is lost. It must be longer than the longest
+        pause that one worker makes alone, such as saving a checkpoint.
+    """
+    if not dist.is_initialized():
+        raise ValueError("join() divides the ranks of a job: call torch.distributed.init_process_group first")
+    ranks = list(range(dist.get_world_size()))
+    if not isinstance(servers, int) or not 1 <= servers < len(ranks):
+        raise ValueError(f"servers must leave a worker: 1..{len(ranks) - 1} of {len(ranks)} ranks, got {servers!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    if lost not in ("drop", "stop"):
+        raise ValueError(f"lost must be 'drop' or 'stop', got {lost!r}")
+    session = [f"thinwire/{uuid.uuid4().hex}" if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(session, src=0)
+    workers = dist.new_group(ranks[servers:])
+    rank, store = dist.get_rank(), _get_default_store()
+    if rank < servers:
+        links = {
+            worker: Link(store, f"{session[0]}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
+            for worker in range(len(ranks) - servers)
+        }
+        return Role(None, None, links, lost, timeout)
+    worker = rank - servers
+    # A worker waits for its servers while they wait, up to the timeout, for another worker.
+    patience = 2 * timeout + 30
+    own = [
+        Link(store, f"{session[0]}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
+        for server in range(servers)
+    ]
+    return Role(workers, ParameterServer(own, ranks[servers:], worker, down=down), {}, lost, timeout)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What this rank does: it serves, or it trains with `exchange` among the process group `workers`."""
+
+    workers: dist.ProcessGroup | None
+    exchange: ParameterServer | None
+    links: dict[int, Link]
+    lost: str
+    timeout: float
+
+    @property
+    def serves(self) -> bool:
+        return self.exchange is None
+
+    def serve(self, *, optimizer: MakeOptimizer | None = None, staleness: int = 0) -> dict[str, float]:
+        """Serve until every worker has closed its wire; the server's totals of bytes and messages.
+
+        Raises if all workers were lost. With `optimizer` the server is asynchronous: it owns the weights, see
+        `ServerOptimizer`.
+        """
+        if not self.serves:
+            raise ValueError("this rank trains: role.serves is False")
+        shared = Shared(optimizer, staleness) if optimizer is not None else None
+        return Server(self.links, shared=shared, stops=self.lost == "stop", timeout=self.timeout).run()
+
+
+class ServerOptimizer:
+    """Asynchronous training: stands where an optimizer stands; the servers own the weights and the real optimizer.
+
+        role = tw.join(servers=1)
+        if role.serves:
+            role.serve(optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9), staleness=4)
+        else:
+            optimizer = tw.ServerOptimizer(net, "qsgd(bits=4)", role=role)
+            ...
+            optimizer.zero_grad(); loss.backward(); optimizer.step()      # pushes the gradient, pulls weights
+            optimizer.close()
+
+    The model is the bare module: DistributedDataParallel would make workers wait for each other. The servers'
+    optimizer sees each server's weights as one flat parameter, so it must treat every entry alike (SGD, Adam, AdamW).
+
+    scheme: spec of one message ("fp32", "qsgd(bits=4)"); a biased one gets error feedback.
+    down: how weights come back: "fp32", "fp16" or "bf16".
+    """
+
+    def __init__(
+        self, model: nn.Module, scheme: str | Scheme, *, role: Role, down: str = "fp32", seed: int = 0
+    ) -> None:
+        if role.exchange is None:
+            raise ValueError("this rank serves; only workers have a ServerOptimizer")
+        if down not in CASTS:
+            raise ValueError(f"weights come back as one of {', '.join(CASTS)}, got {down!r}")
+        self._trader = Trader(role.exchange, list(_trained(model)), codec_of(scheme), CASTS[down].dtype, seed)
+        self.exchange = role.exchange
+        self._trader.pull(first=True)
+
+    @property
+    def step_number(self) -> int:
+        return self._trader.step
+
+    def zero_grad(self) -> None:
+        for _, parameter in self._trader.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Push this worker's gradient and pull the weights, waiting for others only where staleness asks for it."""
+        self._trader.trade()
+
+    def pull(self) -> None:
+        """The servers' weights as they are now, such as after loading a checkpoint."""
+        self._trader.pull()
+
+    def stats(self) -> dict[str, float]:
+        """Totals: bytes, messages, seconds, steps."""
+        return self.exchange.ledger.totals() | {
+            "steps": float(self._trader.step), "workers": float(self.exchange.workers),
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's error memory and, on the first worker, the servers' weights and optimizer."""
+        return {
+            "step": self._trader.step,
+            "memory": self._trader.memory.state_dict(),
+            "exchange": self.exchange.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._trader.memory.load_state_dict(state["memory"])
+        self._trader.step = int(state["step"])
+        self.exchange.load_state_dict(state["exchange"])
+        self.pull()
+
+    def close(self) -> None:
+        self.exchange.close()
+
+
+def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)

@@ -1,0 +1,169 @@
+"""Controllers by themselves: what they decide from what they see, and what they remember."""
+
+import math
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire import control
+from thinwire.control import Observation
+
+MENU = (2, 4, 8, 16)
+SPECS = {
+    "fixed": "fixed(level=4)",
+    "schedule": "schedule(levels_at=((0, 2), (20, 8)))",
+    "random": "random",
+    "normrule": "normrule(budget=4)",
+    "mqgrad": "mqgrad(seed=3)",
+}
+
+
+def seen(step=10, loss=1.0, level=4, seconds=0.1, norm=1.0, before=()):
+    losses = (*before, loss)
+    return Observation(step, level, seconds, 1000.0, norm, 0.1, (math.nan,) * (8 - len(losses)) + losses)
+
+
+def started(spec):
+    controller = control.parse(spec)
+    controller.start(controller.menu(MENU))
+    return controller
+
+
+def test_every_controller_is_tried_here():
+    assert set(SPECS) == set(control.registry())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_specs_round_trip_and_decisions_come_from_the_menu(name):
+    controller = started(SPECS[name])
+    assert control.parse(controller.spec).spec == controller.spec
+    for number in range(1, 30):
+        assert controller.decide(seen(10 * number, loss=1 / number, norm=1 / number)) in MENU
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_resumed_controller_decides_alike(name, tmp_path):
+    observations = [
+        seen(10 * n, loss=1 + 1 / n + 0.1 * (n % 3), norm=2 / n, seconds=0.1 * (1 + n % 2)) for n in range(1, 40)
+    ]
+    whole = started(SPECS[name])
+    expected = [whole.decide(each) for each in observations]
+    first = started(SPECS[name])
+    for each in observations[:17]:
+        first.decide(each)
+    torch.save(first.state_dict(), tmp_path / "state")
+    second = started(SPECS[name])
+    second.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    assert [second.decide(each) for each in observations[17:]] == expected[17:]
+
+
+def test_observations_survive_being_numbers():
+    observation = seen(before=(3.0, 2.0))
+    again = Observation.of(observation.numbers())
+    assert (again.step, again.level, again.loss, again.losses[-3:]) == (10, 4, 1.0, (3.0, 2.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"),
+    [
+        ("mqgrid", "did you mean 'mqgrad'"),
+        ("mqgrad(speed=3)", "no option 'speed'"),
+        ("mqgrad(interval=0)", "interval must be"),
+        ("fixed(level=print)", "plain value"),
+        ("schedule(levels_at=((5, 2),))", "begin with 0"),
+        ("normrule(budget=1)", "above 1 bit"),
+        ("4", "cannot read"),
+    ],
+)
+def test_mistakes_raise(spec, match):
+    with pytest.raises(ValueError, match=match):
+        control.parse(spec)
+
+
+def test_levels_outside_the_menu_raise():
+    with pytest.raises(ValueError, match=r"levels must be among \(2, 4, 8, 16\), got \(3,\)"):
+        started("fixed(level=3)")
+    with pytest.raises(ValueError, match="has no knob"):
+        tw.steering.Steering("mqgrad", tw.parse("fp16"))
+
+
+def test_a_schedule_changes_at_its_steps():
+    schedule = started(SPECS["schedule"])
+    assert [schedule.decide(seen(step)) for step in (10, 19, 20, 300)] == [2, 2, 8, 8]
+    assert schedule.first(4, MENU) == 2
+
+
+def test_the_norm_rule_spends_its_budget_on_large_norms():
+    rule = started("normrule(budget=5)")
+    norms = [2.0 ** (-number / 4) for number in range(40)]
+    bits = [rule.decide(seen(norm=norm)) for norm in norms]
+    assert bits[0] >= bits[-1] and bits == sorted(bits, reverse=True)
+    assert rule.decide(seen(norm=math.nan, level=8)) == 8
+
+
+ERRORS = {2: 1.5, 4: 0.05, 8: 1e-4, 16: 1e-8}
+
+
+def play(controller, turn, until=0.05, limit=400):
+    """(seconds, levels) of a training that needs few bits while the loss is above `turn` and more below it.
+
+    Every level but the first drops log(loss) by 0.1 per interval; two bits do so only above `turn`.
+    """
+    loss, seconds, level, levels, losses = 2.3, 0.0, controller.first(4, MENU), [], []
+    while loss > until and len(levels) < limit:
+        loss *= math.exp(-0.1 if level > 2 or loss > turn else 0.0)
+        per_step = 0.002 + 0.01 * level
+        seconds += 10 * per_step
+        levels.append(level)
+        losses.append(loss)
+        step = 10 * len(levels)
+        level = controller.decide(Observation(step, level, per_step, 0.0, 1.0, ERRORS[level], tuple(losses[-8:])))
+    return seconds, levels
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mqgrad_beats_every_fixed_level_and_chance_where_needs_change(seed):
+    seconds, levels = play(started(f"mqgrad(seed={seed})"), turn=0.5)
+    for rival in (*(f"fixed(level={level})" for level in MENU), f"random(seed={seed})"):
+        assert seconds < play(started(rival), turn=0.5)[0], rival
+    assert sum(levels[:8]) < 24  # few bits early
+    assert levels[-1] > 2  # more later
+
+
+def test_mqgrad_learns_which_moves_pay():
+    """Where staying lets the loss rise and moves make it fall, the policy stays less and less."""
+    controller = started("mqgrad(rate=0.2)")
+    state = [1.0, 0.0, 0.5, -1.0]
+    before = controller.odds(state)[1].item()
+    for number in range(60):
+        action = number % 3
+        controller._learn(state, action, -0.05 if action == 1 else 0.05, 1.0)
+    assert controller.odds(state)[1].item() < 0.5 * before
+
+
+def test_mqgrad_learns_that_seconds_cost():
+    """Equal drops, but going up takes four times as long: it is chosen less."""
+    controller = started("mqgrad(rate=0.2)")
+    state = [1.0, 0.0, 0.5, 0.0]
+    before = controller.odds(state)[2].item()
+    for number in range(60):
+        action = number % 3
+        controller._learn(state, action, 0.05, 4.0 if action == 2 else 1.0)
+    assert controller.odds(state)[2].item() < 0.5 * before
+
+
+def test_a_learnt_policy_is_where_the_next_run_starts(tmp_path):
+    controller = started("mqgrad(rate=0.2)")
+    play(controller, turn=0.5)
+    torch.save(controller.state_dict(), tmp_path / "policy")
+    again = started(f"mqgrad(policy={str(tmp_path / 'policy')!r})")
+    state = [1.0, 0.1, 0.5, -1.0]
+    assert torch.equal(again.odds(state), controller.odds(state))
+    assert not torch.equal(again.odds(state), started("mqgrad").odds(state))
+
+
+def test_a_policy_for_other_levels_raises(tmp_path):
+    torch.save(started("mqgrad(levels_from=(2, 4))").state_dict(), tmp_path / "policy")
+    with pytest.raises(ValueError, match=r"is for \[2, 4\], not \[2, 4, 8, 16\]"):
+        started(f"mqgrad(policy={str(tmp_path / 'policy')!r})")

@@ -1,0 +1,89 @@
+"""A controller in a training loop: one decides, all turn, before the step it applies to."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
+from models import batch, digest, mlp
+from world import run_world
+
+
+def train(model, wire, worker, steps):
+    """The level and the number of bytes sent, after each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    levels, sent = [], []
+    for step in range(steps):
+        x, y = batch(worker, step)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        wire.observe(loss)
+        levels.append(wire.stats()["level"])
+        sent.append(wire.stats()["bytes_sent"])
+    return levels, sent
+
+
+def _reduced(controller, steps, folder=None):
+    model = DDP(mlp())
+    with tw.attach(model, "qsgd(bits=4, block=64)", controller=controller) as wire:
+        levels, sent = train(model, wire, dist.get_rank(), steps)
+        if folder:
+            wire.save_controller(f"{folder}/policy")
+        return levels, sent, digest(model)
+
+
+def _served(controller, steps, folder=None):
+    role = tw.join(servers=1, timeout=30)
+    if role.serves:
+        return role.serve()
+    model = DDP(mlp(), process_group=role.workers)
+    with tw.attach(model, "qsgd(bits=4, block=64)", exchange=role.exchange, controller=controller) as wire:
+        levels, sent = train(model, wire, role.exchange.worker, steps)
+        if folder:
+            wire.save_controller(f"{folder}/policy")
+        return levels, sent, digest(model)
+
+
+SCHEDULE = "schedule(levels_at=((0, 2), (4, 8)), interval=2)"
+
+
+@pytest.mark.parametrize(("function", "servers"), [(_reduced, 0), (_served, 1)])
+def test_all_workers_change_level_at_the_same_step(function, servers):
+    results = run_world(function, servers + 3, SCHEDULE, 8)[servers:]
+    first = results[0]
+    for levels, sent, weights in results:
+        steps = [after - before for before, after in pairwise(sent[4:])]
+        early = [after - before for before, after in pairwise(sent[:4])]
+        assert max(early) < min(steps)  # eight bits cost more than two
+        assert levels[0] == 2 and levels[-1] == 8
+        assert all(torch.equal(a, b) for a, b in zip(weights, first[2], strict=True))
+
+
+@pytest.mark.parametrize(("function", "servers"), [(_reduced, 0), (_served, 1)])
+def test_a_learner_learns_where_it_runs_and_can_be_saved(function, servers, tmp_path):
+    spec = "mqgrad(interval=2, levels_from=(2, 4, 8))"
+    run_world(function, servers + 2, spec, 12, str(tmp_path))
+    saved = torch.load(tmp_path / "policy", weights_only=True)
+    assert saved["decisions"] == 6
+    fresh = tw.MQGrad(levels_from=(2, 4, 8))
+    fresh.start((2, 4, 8))
+    assert not torch.equal(saved["weights"], fresh.state_dict()["weights"])
+
+
+def _silent():
+    model = DDP(mlp())
+    with tw.attach(model, "qsgd", controller="mqgrad(interval=1)"), pytest.raises(ValueError, match="observe"):
+        nn.functional.mse_loss(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+    with pytest.raises(ValueError, match="has no knob"):
+        tw.attach(DDP(mlp()), "fp16", controller="mqgrad")
+    return True
+
+
+def test_a_learner_that_is_told_nothing_says_so():
+    assert run_world(_silent, 2) == [True, True]

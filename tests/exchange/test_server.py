@@ -1,0 +1,148 @@
+"""The synchronous parameter server, held against AllReduce: the same bits, whoever adds."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire as tw
+from models import batch, digest, mlp
+from specs import every_spec
+from thinwire.scheme import Codec
+from world import run_world
+
+STEPS = 3
+
+
+def train(model, worker, steps=STEPS):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x, y = batch(worker, step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return digest(model)
+
+
+def _both(servers, specs, downs):
+    """{(spec, down): weights through the servers}, {(spec, route): weights by AllReduce}, on each worker."""
+    served, reduced, stats = {}, {}, {}
+    for spec in specs:
+        # An exempt tensor travels by a float sum, which would hide what Means do to the bit.
+        exempt = () if isinstance(tw.parse(spec), Codec) else "auto"
+        for down in downs:
+            role = tw.join(servers=servers, down=down, timeout=30)
+            if role.serves:
+                stats[spec, down] = role.serve()
+                continue
+            model = DDP(mlp(), process_group=role.workers, bucket_cap_mb=0.01)
+            with tw.attach(model, spec, exchange=role.exchange, exempt=exempt) as wire:
+                served[spec, down] = train(model, role.exchange.worker)
+                stats[spec, down] = wire.stats()
+        if not role.serves:
+            codec = tw.parse(spec)
+            for route in ("gather", "two-shot") if isinstance(codec, Codec) and codec.grain else ("gather",):
+                model = DDP(mlp(), process_group=role.workers, bucket_cap_mb=0.01)
+                with tw.attach(model, spec, exchange=tw.AllReduce(route=route), exempt=exempt):
+                    reduced[spec, route] = train(model, role.exchange.worker)
+    return served, reduced, stats
+
+
+@functools.cache
+def worlds(workers, servers):
+    return run_world(_both, servers + workers, servers, every_spec(), ("fp32", "same"))
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+SIZES = [(2, 1), (3, 2), (4, 1), *(pytest.param(*size, marks=pytest.mark.full) for size in [(2, 2), (3, 1), (4, 2)])]
+
+
+@pytest.mark.parametrize(("workers", "servers"), SIZES)
+def test_an_exact_way_back_gives_what_all_reduce_gives(workers, servers):
+    served, reduced, _ = worlds(workers, servers)[servers]
+    for spec in every_spec():
+        ours, theirs = served[spec, "fp32"], reduced[spec, "gather"]
+        if isinstance(tw.parse(spec), Codec) or workers == 2:
+            assert same(ours, theirs), spec
+        else:  # a float sum: all-reduce adds in an order of its own
+            for a, b in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=5e-3, msg=spec)
+
+
+@pytest.mark.parametrize(("workers", "servers"), SIZES)
+def test_an_encoded_way_back_gives_what_a_two_shot_gives(workers, servers):
+    """For codecs that work block by block, so that a cut changes nothing, and need no error memory on the way back."""
+    served, reduced, _ = worlds(workers, servers)[servers]
+    blockwise = [spec for spec, route in reduced if route == "two-shot" and tw.parse(spec).name == "qsgd"]
+    assert blockwise
+    for spec in blockwise:
+        assert same(served[spec, "same"], reduced[spec, "two-shot"]), spec
+
+
+@pytest.mark.parametrize(("workers", "servers"), SIZES)
+def test_replicas_are_bit_identical(workers, servers):
+    first, *others = (served for served, _, _ in worlds(workers, servers)[servers:])
+    for key, weights in first.items():
+        assert all(same(weights, other[key]) for other in others), key
+
+
+def _bytes(servers, spec, down):
+    role = tw.join(servers=servers, down=down, timeout=30)
+    if role.serves:
+        return role.serve()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256, bias=False), nn.Linear(256, 256, bias=False), nn.Linear(256, 64, bias=False))
+    model = DDP(net, process_group=role.workers)
+    with tw.attach(model, spec, exchange=role.exchange) as wire:
+        model(torch.randn(4, 64)).square().mean().backward()
+        before = wire.stats()
+        model(torch.randn(4, 64)).square().mean().backward()
+        after = wire.stats()
+    return {key: after[key] - before[key] for key in ("bytes_sent", "bytes_received")}
+
+
+def test_bytes_up_are_the_codecs_bits_and_down_as_configured():
+    entries = 64 * 256 * 2 + 256 * 256
+    scales = 4 * entries // 1024
+    frames = 1000  # headers, and the description of the regrouped bucket, once
+    for down, bits in (("same", 4), ("fp16", 16), ("fp32", 32), ("qsgd(bits=8)", 8)):
+        _, worker, _ = run_world(_bytes, 3, 1, "qsgd(bits=4)", down)
+        up, back = worker["bytes_sent"], worker["bytes_received"]
+        assert 0 <= up - (entries * 4 / 8 + scales) < frames, down
+        assert 0 <= back - entries * bits / 8 <= frames + scales, down
+
+
+def test_server_traffic_grows_with_the_workers_and_shrinks_with_the_servers():
+    traffic = {}
+    for workers, servers in ((2, 1), (4, 1), (4, 2)):
+        served = run_world(_bytes, workers + servers, servers, "qsgd(bits=4)", "same")[:servers]
+        traffic[workers, servers] = max(each["bytes_received"] + each["bytes_sent"] for each in served)
+    assert traffic[4, 1] == pytest.approx(2 * traffic[2, 1], rel=0.02)
+    assert traffic[4, 2] < 0.75 * traffic[4, 1]
+
+
+def _mistakes():
+    with pytest.raises(ValueError, match=r"1\.\.2 of 3 ranks, got 3"):
+        tw.join(servers=3)
+    with pytest.raises(ValueError, match="timeout must be a positive"):
+        tw.join(timeout=0)
+    role = tw.join(servers=1, timeout=30)
+    if role.serves:
+        return role.serve()["workers"]
+    with pytest.raises(ValueError, match=r"process_group=role\.workers"):
+        role.exchange.open(torch.distributed.group.WORLD, tw.parse("fp16"))
+    with pytest.raises(ValueError, match="this rank trains"):
+        role.serve()
+    role.exchange.close()
+    return None
+
+
+def test_mistakes_raise_with_what_is_accepted():
+    assert run_world(_mistakes, 3)[0] == 2.0
+    with pytest.raises(ValueError, match="init_process_group"):
+        tw.join()

@@ -1,0 +1,93 @@
+"""Frames, forms and owners by themselves: whatever arrives is checked, and ValueError is all that bad bytes can do."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.bucket import Layout
+from thinwire.exchange import codecs, forms, frames, sharding
+from thinwire.exchange.frames import Kind, Push, Reply, Verdict
+from thinwire.schemes.qsgd import QSGD
+
+
+def test_frames_round_trip():
+    push = Push(Kind.ASK, 3, 2**63 + 5, 7, 0.25, 4, 10, 1 << 33, 99, 123456789)
+    assert Push.unpack(push.pack()) == push
+    assert push.pack().numel() == frames.PUSH_BYTES
+    reply = Reply(Verdict.REFUSED, 3, 2, 4, 99, 5, "because " + "é" * 200)
+    again = Reply.unpack(reply.pack())
+    assert again.reason.startswith("because é") and again.alive == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(min_size=frames.REPLY_BYTES, max_size=frames.REPLY_BYTES), st.booleans())
+def test_any_bytes_are_a_frame_or_a_value_error(raw, begun_well):
+    head = frames.MAGIC + (1).to_bytes(2, "little") if begun_well else b""
+    data = torch.frombuffer(bytearray(head + raw)[: frames.REPLY_BYTES], dtype=torch.uint8)
+    for frame, kind in ((data[: frames.PUSH_BYTES], Push), (data, Reply)):
+        with contextlib.suppress(ValueError):
+            assert isinstance(kind.unpack(frame), kind)
+
+
+def test_a_flipped_bit_changes_the_checksum():
+    data = torch.arange(101, dtype=torch.uint8)
+    before = frames.checksum(data)
+    for place in (0, 50, 100):
+        data[place] ^= 8
+        assert frames.checksum(data) != before
+        data[place] ^= 8
+    assert frames.checksum(torch.arange(200, dtype=torch.uint8)[1:102]) >= 0  # unaligned memory is fine
+
+
+FORMS = [
+    forms.Numbers("sum", "float16", 33),
+    forms.Packed(5, True, 100),
+    forms.Decoded(QSGD(bits=3), Layout.of([("a", (40, 2)), ("b", (7,))]), "float32", 1, codecs.Floats("float16"), 0.0),
+    forms.Consulted("mqgrad()", (2, 4), 14),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
+def test_forms_round_trip_as_text(form):
+    again = forms.parse(form.text)
+    assert (again.number, again.text) == (form.number, form.text)
+    assert (again.up_bytes(3), again.down_bytes(3)) == (form.up_bytes(3), form.down_bytes(3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "4", "{}", "{'kind': 'Nothing'}", "{'kind': 'Numbers', 'numel': 3}", "__import__('os')", "[" * 500,
+        FORMS[2].text.replace("thinwire.schemes.qsgd:QSGD", "os:system"),
+        FORMS[2].text.replace("thinwire.schemes.qsgd:QSGD", "thinwire.bucket:Bucket"),
+        FORMS[2].text.replace("0, 80", "5, 80"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_form_raises(text):
+    with pytest.raises(ValueError):
+        forms.parse(text)
+
+
+def test_tensors_go_whole_to_owners_by_size_and_stay_there():
+    owners = sharding.Owners(2)
+    layout = Layout.of([("small", (10,)), ("large", (100,)), ("middle", (60,)), ("last", (45,))])
+    shards = owners.shards(layout, 8)
+    assert [shard.layout.names for shard in shards] == [("small", "large"), ("middle", "last")]
+    assert owners.entries == [110, 105]
+    regrouped = owners.shards(Layout.of([("last", (45,)), ("small", (10,))]), 8)
+    assert {shard.server: shard.layout.names for shard in regrouped} == {0: ("small",), 1: ("last",)}
+    whole = torch.arange(215.0)
+    put_back = torch.zeros(215)
+    for shard in shards:
+        shard.scatter(shard.gather(whole, torch.empty(shard.layout.numel)), put_back)
+    assert torch.equal(put_back, whole)
+    assert [shard.layout for shard in owners.shards(layout, None)] == [layout]  # cannot be cut
+
+
+def test_numbers_are_cut_evenly_unless_they_are_few():
+    assert sharding.ranges(10, 4, 2, turn=3) == [(1, 0, 10)]
+    (_, a, b), (_, c, d) = sharding.ranges(100_001, 4, 2, turn=0)
+    assert (a, d) == (0, 100_001) and b == c and abs((b - a) - (d - c)) <= 128
