@@ -204,6 +204,8 @@ class Wire:
     def _end_step(self) -> None:
         """The last thing in backward: wait for the lane, and raise what went wrong there."""
         with self.exchange.ledger.timed("exposed_seconds"):
+            if self.exchange.lane is not None:
+                self.exchange.lane.drive()
             for job in self._jobs:
                 job.ended.wait()
         failed = next((job.error for job in self._jobs if job.error is not None), None)
@@ -248,14 +250,15 @@ class Wire:
     def _working_copy(self, buffer: Tensor, plan: _Plan, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
         """The compressed tensors end to end in the dtype that the scheme works in, and memory for `lost`.
 
-        Where they lie so already, the bucket's own memory serves. Where they must be copied, the bucket's memory is
-        free until the mean comes back, and holds `lost`: no second scratch is needed.
+        One piece of scratch does for both. Where they lie so already, the bucket's own memory serves, and the scratch is
+        for `lost`. Where they must be copied there, the bucket's memory is free until the mean comes back, for `lost`.
         """
         dtype = buffer.dtype if self.scheme.any_float else torch.promote_types(buffer.dtype, torch.float32)
         places = plan.compressed.places
         if len(places) == 1 and dtype is buffer.dtype:
             (start, stop), _ = places[0]
-            return buffer[start:stop], None
+            remembers = isinstance(self.scheme, Feedback)
+            return buffer[start:stop], scratch.take("working", stop - start, dtype, buffer.device) if remembers else None
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
         return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None
