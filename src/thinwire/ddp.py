@@ -258,7 +258,9 @@ class Wire:
         if len(places) == 1 and dtype is buffer.dtype:
             (start, stop), _ = places[0]
             remembers = isinstance(self.scheme, Feedback)
-            return buffer[start:stop], scratch.take("working", stop - start, dtype, buffer.device) if remembers else None
+            return buffer[start:stop], scratch.take(
+                "working", stop - start, dtype, buffer.device
+            ) if remembers else None
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
         return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None

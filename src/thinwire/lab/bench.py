@@ -8,12 +8,15 @@ kernels.
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from thinwire.kernels import native
 from thinwire.lab.bench_cases import Case, all_cases
@@ -97,29 +100,23 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def table(rows: list[Row]):
-    """The rows as a rich table."""
-    from rich.table import Table
-
-    found = Table(
-        title=f"kernels, {native.status()}",
-        caption="GB/s of input, 4 bytes an entry; "
-        f"reference: PyTorch, one thread, measured on {REFERENCE_NUMEL:,} entries",
-    )
-    for name in ("kernel", "entries", "threads", "GB/s", "memcpy GB/s", "of memcpy", "target", "x reference"):
-        found.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
-    for row in rows:
-        target = f">= {row.target} {row.verdict}" if row.target else ""
-        found.add_row(
-            row.kernel,
-            f"{row.numel:,}",
-            str(row.threads),
-            f"{row.gigabytes_per_second:.2f}",
-            f"{row.memcpy_gigabytes_per_second:.2f}",
-            f"{row.share_of_memcpy:.2f}",
-            target,
-            f"{row.times_reference:.1f}",
-        )
+def tables(rows: list[Row]) -> list[Table]:
+    """One table for each size and number of threads."""
+    found = []
+    for numel, threads in dict.fromkeys((row.numel, row.threads) for row in rows):
+        chosen = [row for row in rows if (row.numel, row.threads) == (numel, threads)]
+        memcpy = statistics.median(row.memcpy_gigabytes_per_second for row in chosen)
+        plural = "s" if threads > 1 else ""
+        table = Table(title=f"{numel:,} entries, {threads} thread{plural}; memcpy {memcpy:.1f} GB/s")
+        for name in ("kernel", "GB/s", "of memcpy", "target", "x reference"):
+            table.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
+        for row in chosen:
+            target = f"{row.target} {row.verdict}" if row.verdict else ""
+            table.add_row(
+                row.kernel, f"{row.gigabytes_per_second:.2f}", f"{row.share_of_memcpy:.2f}", target,
+                f"{row.times_reference:.1f}",
+            )  # fmt: skip
+        found.append(table)
     return found
 
 
@@ -130,23 +127,15 @@ def bench(
     json_file: Path | None = None,
 ) -> None:
     """Print the table, on one thread and on all, and write it to `json_file` where asked for."""
-    from rich.console import Console
-
     rows = run(sizes, sorted({1, torch.get_num_threads()}), repeats, only)
-    Console().print(table(rows))
+    console = Console()
+    for table in tables(rows):
+        console.print(table)
+    console.print(
+        f"{native.status()}. GB/s of input, 4 bytes an entry; shares are of memcpy in the same rounds, targets for 25 M "
+        f"entries on one thread. The reference is PyTorch on one thread, measured on {REFERENCE_NUMEL:,} entries."
+    )
     if json_file:
         listed = [asdict(row) | {"verdict": row.verdict} for row in rows]
         document = {"kernels": native.status(), "reference_numel": REFERENCE_NUMEL, "rows": listed}
         json_file.write_text(json.dumps(document, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m thinwire.lab.bench", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000, 25_000_000])
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    bench(tuple(options.sizes), options.repeats, options.only, options.json)
