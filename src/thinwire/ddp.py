@@ -250,20 +250,19 @@ class Wire:
     def _working_copy(self, buffer: Tensor, plan: _Plan, scratch: Scratch) -> tuple[Tensor, Tensor | None]:
         """The compressed tensors end to end in the dtype that the scheme works in, and memory for `lost`.
 
-        One piece of scratch does for both. Where they lie so already, the bucket's own memory serves, and the scratch is
-        for `lost`. Where they must be copied there, the bucket's memory is free until the mean comes back, for `lost`.
+        One piece of scratch does for both. Where they lie so already, the bucket's own memory serves, and the scratch
+        is for `lost`. Where they must be copied there, the bucket's memory is free for `lost` until the mean is back.
         """
         dtype = buffer.dtype if self.scheme.any_float else torch.promote_types(buffer.dtype, torch.float32)
         places = plan.compressed.places
+        remembers = isinstance(self.scheme, Feedback)
         if len(places) == 1 and dtype is buffer.dtype:
             (start, stop), _ = places[0]
-            remembers = isinstance(self.scheme, Feedback)
-            return buffer[start:stop], scratch.take(
-                "working", stop - start, dtype, buffer.device
-            ) if remembers else None
+            lost = scratch.take("working", stop - start, dtype, buffer.device) if remembers else None
+            return buffer[start:stop], lost
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
-        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and isinstance(self.scheme, Feedback) else None
+        return flat, buffer[: flat.numel()] if dtype is buffer.dtype and remembers else None
 
 
 def _summed(tensor: Tensor) -> Conversation:

@@ -132,8 +132,8 @@ def bench(
     for table in tables(rows):
         console.print(table)
     console.print(
-        f"{native.status()}. GB/s of input, 4 bytes an entry; shares are of memcpy in the same rounds, targets for 25 M "
-        f"entries on one thread. The reference is PyTorch on one thread, measured on {REFERENCE_NUMEL:,} entries."
+        f"{native.status()}. GB/s of input, 4 bytes an entry; shares are of memcpy in the same rounds, targets for "
+        f"25 M entries on one thread. The reference is PyTorch on one thread, measured on {REFERENCE_NUMEL:,} entries."
     )
     if json_file:
         listed = [asdict(row) | {"verdict": row.verdict} for row in rows]
