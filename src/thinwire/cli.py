@@ -27,7 +27,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
-TASKS, SCHEMES = list(compare_.DEFAULT_TASKS), list(compare_.DEFAULT_SCHEMES)
+TASKS: list[str] = [*compare_.DEFAULT_TASKS]
+SCHEMES: list[str] = [*compare_.DEFAULT_SCHEMES]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
 
 

@@ -96,7 +96,7 @@ class Wire:
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._jobs: list[Job] = []
         self._plug = _Plug.of(model)
-        exchange.open(model.process_group, scheme)
+        exchange.open(_group(model), scheme)
         try:
             exchange.agree(
                 f"{scheme.spec}, feedback {'on' if isinstance(scheme, Feedback) else 'off'}, seed {seed}, "
@@ -188,7 +188,7 @@ class Wire:
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
             # is raised at the end of backward. Outside of backward (DDP's join) there is no such end.
             if job.error is not None and not in_backward:
-                future.set_exception(_as_exception(job.error))
+                future.set_exception(_as_exception(job.error))  # type: ignore[arg-type]
             else:
                 future.set_result(buffer)
 
@@ -331,7 +331,7 @@ class _Plug:
     @classmethod
     def of(cls, model: DistributedDataParallel) -> _Plug:
         if model not in cls._plugs:
-            plug = cls(model.process_group)
+            plug = cls(_group(model))
             model.register_comm_hook(plug, _hook)
             cls._plugs[model] = plug
         return cls._plugs[model]
@@ -360,6 +360,12 @@ def _like(parameter: Tensor) -> Tensor:
     """Shape, device and working dtype of a parameter's gradient, in no memory."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return torch.empty((), dtype=dtype, device=parameter.device).expand(parameter.shape)
+
+
+def _group(model: DistributedDataParallel) -> dist.ProcessGroup:
+    group = model.process_group
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _as_exception(error: BaseException) -> Exception:

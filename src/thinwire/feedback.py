@@ -34,12 +34,12 @@ class Feedback(Wrapper):
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         residual = memory.flat("residual", bucket.layout)
         bucket.flat.add_(residual)
-        if bucket.lost is None:
+        lost = bucket.lost
+        if lost is None:
             lost = bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
-            bucket = replace(bucket, lost=lost)
-        mean = yield from self.scheme.converse(bucket, memory, level)
+        mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
         if kernels.all_finite(mean):
-            residual.copy_(bucket.lost)
+            residual.copy_(lost)
         return mean
 
 

@@ -55,6 +55,7 @@ def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: f
         Link(store, f"{session[0]}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
         for server in range(servers)
     ]
+    assert workers is None or isinstance(workers, dist.ProcessGroup)
     return Role(workers, ParameterServer(own, ranks[servers:], worker, down=down), {}, lost, timeout)
 
 

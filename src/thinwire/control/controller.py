@@ -34,7 +34,7 @@ class Observation:
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Observation:
         step, *five, losses = *numbers[:6], tuple(numbers[6:])
-        return cls(round(step), *five, losses)
+        return cls(round(step), *five, losses)  # type: ignore[call-arg]
 
     @property
     def loss(self) -> float:

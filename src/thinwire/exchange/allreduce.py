@@ -53,12 +53,14 @@ class AllReduce:
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
         self._everyone = len(ranks) == dist.get_world_size()
-        self._group = dist.new_group(
+        own = dist.new_group(
             ranks,
             timeout=_timeout(group),
             backend=dist.get_backend(group),
             use_local_synchronization=not self._everyone,
         )
+        assert isinstance(own, dist.ProcessGroup)
+        self._group = own
         self.lane = Lane(self._group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
     def agree(self, what: str) -> None:

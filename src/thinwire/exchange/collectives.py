@@ -10,6 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+class Started(Protocol):
+    """What can be waited for."""
+
+    def wait(self) -> object: ...
+
+
 class Collective(Protocol):
     """One started-and-awaited exchange of tensors. Every worker starts the same ones in the same order."""
 
@@ -18,7 +24,7 @@ class Collective(Protocol):
 
     def bytes_sent(self, workers: int) -> int: ...
 
-    def start(self, group: dist.ProcessGroup) -> dist.Work: ...
+    def start(self, group: dist.ProcessGroup) -> Started: ...
 
 
 # Renamed in PyTorch 2.13; the old name warns there and the new one is missing before.
@@ -62,7 +68,7 @@ class AllGathered:
         return (workers - 1) * self.bytes_given
 
     def start(self, group: dist.ProcessGroup) -> dist.Work:
-        return _all_gather(self.out, self.tensor, group=group, async_op=True)
+        return _all_gather(self.out, self.tensor, group=group, async_op=True)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

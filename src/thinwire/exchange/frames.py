@@ -97,7 +97,8 @@ class Reply:
         if verdict not in Verdict._value2member_map_ or length > _ROOM:
             raise ValueError(f"a reply with verdict {verdict} and a reason of {length} bytes is corrupt")
         start = _REPLY.size + 2
-        return cls(Verdict(verdict), *rest, raw[start : start + length].decode(errors="replace"))
+        text = raw[start : start + length].decode(errors="replace")
+        return cls(Verdict(verdict), *rest, text)  # type: ignore[call-arg]
 
 
 def checksum(data: Tensor) -> int:

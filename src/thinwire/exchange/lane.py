@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.bucket import Scratch
-from thinwire.exchange.collectives import Collective
+from thinwire.exchange.collectives import Collective, Started
 from thinwire.ledger import Ledger
 
 Talk: TypeAlias = Generator[Sequence[Collective], None, Tensor]
@@ -42,7 +42,7 @@ class Job:
         self.ended = threading.Event()
         self.scratch: Scratch | None = None
         self.talk: Talk | None = None
-        self.works: list[dist.Work] = []
+        self.works: list[Started] = []
         self._done = done
 
     def end(self, result: Tensor | None, error: BaseException | None) -> None:

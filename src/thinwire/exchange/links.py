@@ -38,11 +38,11 @@ class Link:
 
     def send(self, tensor: Tensor) -> Pending:
         with self.named_errors():
-            return Pending(self._pair.send([tensor], self.peer, _TAG), self)
+            return Pending(self._pair.send([tensor], self.peer, _TAG), self)  # type: ignore[attr-defined]
 
     def receive(self, tensor: Tensor) -> Pending:
         with self.named_errors():
-            return Pending(self._pair.recv([tensor], self.peer, _TAG), self)
+            return Pending(self._pair.recv([tensor], self.peer, _TAG), self)  # type: ignore[attr-defined]
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class Link:
         """Close the connection, which ends every wait on it. In gloo only a wait that times out does that."""
         with suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8)
-            self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(datetime.timedelta(milliseconds=1))
+            self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(datetime.timedelta(milliseconds=1))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

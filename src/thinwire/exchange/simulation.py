@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Simulation:
         self._scratches = [Scratch() for _ in range(workers)]
         self._layout: Layout | None = None
 
-    def reduce(self, tensors: Sequence[Tensor] | Sequence[Named], *, level: float | None = None):
+    def reduce(self, tensors: Sequence[Tensor] | Sequence[Named], *, level: float | None = None) -> Any:
         """The mean of one tensor (or one dict of named tensors) per worker, as every worker gets it."""
         if len(tensors) != self.workers:
             raise ValueError(f"expected one tensor for each of {self.workers} workers, got {len(tensors)}")

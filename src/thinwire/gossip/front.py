@@ -66,6 +66,7 @@ class Gossip:
             timeout=timedelta(seconds=timeout_seconds),
             use_local_synchronization=group is not None,
         )
+        assert isinstance(own, dist.ProcessGroup)
         self.ledger = Ledger()
         self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, ledger=self.ledger)
         # Its thread starts when first used, and is joined in close() or, at the latest, at exit.

@@ -139,6 +139,7 @@ class Schedule:
     def at(self, step: int) -> Graph:
         if self._fixed is not None:
             return self._fixed
+        assert self._graph_of is not None
         return self._checked(of(self._graph_of(step), connected=False), self.nodes)
 
     @staticmethod
@@ -216,7 +217,8 @@ def _metropolis(graph: nx.Graph) -> np.ndarray:
 
 
 def _lattice(rows: int, columns: int, *, periodic: bool) -> nx.Graph:
-    _at_least(rows, 1, "rows"), _at_least(columns, 1, "columns")
+    _at_least(rows, 1, "rows")
+    _at_least(columns, 1, "columns")
     lattice = nx.grid_2d_graph(rows, columns, periodic=periodic)
     lattice.remove_edges_from(list(nx.selfloop_edges(lattice)))  # a periodic side of one node meets itself
     return nx.convert_node_labels_to_integers(lattice)

@@ -17,6 +17,7 @@ from thinwire.bucket import Bucket, Layout
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab import tasks
 from thinwire.lab.tasks import Task
+from thinwire.scheme import Codec
 from thinwire.schemes import parse
 
 Progress = Callable[[str], None]
@@ -86,6 +87,7 @@ def _laplace_table(claims: list, progress: Progress) -> dict[str, Any]:
 def _error(spec: str, tensors: Named, repeats: int = 1) -> float:
     """The mean squared error per entry of one worker's message."""
     codec = parse(spec)
+    assert isinstance(codec, Codec)
     layout = Layout.of([(name, tensor.shape) for name, tensor in tensors.items()])
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
     total = 0.0

@@ -68,7 +68,7 @@ class PowerSGD(Scheme):
         rows, cols = _as_matrix(like.shape)
         if not self._pays(rows, cols, 1):
             return {}
-        most = min(self.knob.menu[-1], rows, cols)
+        most = min(int(self.knob.menu[-1]), rows, cols)
         generator = torch.Generator().manual_seed(randomness.key(seed, 0, name) >> 1)
         q, p = (torch.randn(most, size, generator=generator).to(like) for size in (cols, rows))
         return {"q": q} if self.sided == "two" else {"q": q, "p": p}

@@ -68,6 +68,7 @@ class Message:
         size = self._value_bytes(bucket.layout, count)
         rounding = self._encode_values(bucket, values, out[:size])
         if rounding is not None:
+            assert lost is not None
             kernels.scatter_add(rounding, places, 1.0, lost)
         kernels.encode_indices(places, flat.numel(), out=out[size:])
 
@@ -77,16 +78,18 @@ class Message:
             raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         size = self._value_bytes(layout, count)
         places = kernels.decode_indices(data[size:], count, layout.numel)
-        if self.codec is None:
+        if self.dtype is not None:
             values = data[:size].view(self.dtype).to(out.dtype)
         else:
+            assert self.codec is not None
             values = torch.zeros(count, dtype=out.dtype, device=out.device)
             self.codec.decode_add(data[:size], kept_layout(layout, count), self.codec.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
 
     def _value_bytes(self, layout: Layout, count: int) -> int:
-        if self.codec is None:
+        if self.dtype is not None:
             return count * self.dtype.itemsize
+        assert self.codec is not None
         return self.codec.nbytes(kept_layout(layout, count), self.codec.level)
 
     def _encode_values(self, bucket: Bucket, values: Tensor, out: Tensor) -> Tensor | None:
@@ -98,6 +101,7 @@ class Message:
             layout = kept_layout(bucket.layout, values.numel())
             self.codec.encode(replace(bucket, flat=values, layout=layout, lost=rounding), self.codec.level, out)
             return rounding
+        assert self.dtype is not None
         wire = out.view(self.dtype)
         kernels.scale_cast(values, 1.0, wire)
         return None if rounding is None else torch.sub(values, wire, out=rounding)

@@ -53,14 +53,14 @@ class Choco(Mixer):
 
     def mix(self, node: Node, weights: Mapping[int, float]) -> Mixing:
         own = node.own.flat("estimate", node.layout)
-        payload = encoded(self.codec, node.flat - own, node)
+        payload = encoded(codec_of(self.codec, self.name), node.flat - own, node)
         answers = yield dict.fromkeys(weights, payload)
-        said = decoded(self.codec, payload, node)
+        said = decoded(codec_of(self.codec, self.name), payload, node)
         if kernels.all_finite(said):
             own.add_(said)
         for j in (j for j in weights if j in answers):
             theirs = node.edge(j).flat("estimate", node.layout)
-            said = decoded(self.codec, answers[j], node)
+            said = decoded(codec_of(self.codec, self.name), answers[j], node)
             if kernels.all_finite(said):
                 theirs.add_(said)
             node.flat.add_(theirs - own, alpha=self.step * weights[j])

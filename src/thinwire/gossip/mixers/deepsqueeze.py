@@ -42,13 +42,13 @@ class DeepSqueeze(Mixer):
     def mix(self, node: Node, weights: Mapping[int, float]) -> Mixing:
         residual = node.own.flat("residual", node.layout)
         owed = node.flat + residual
-        payload = encoded(self.codec, owed, node)
+        payload = encoded(codec_of(self.codec, self.name), owed, node)
         answers = yield dict.fromkeys(weights, payload)
-        mine = decoded(self.codec, payload, node)
+        mine = decoded(codec_of(self.codec, self.name), payload, node)
         if not kernels.all_finite(mine):
             return
         residual.copy_(owed - mine)
         for j in (j for j in weights if j in answers):
-            theirs = decoded(self.codec, answers[j], node)
+            theirs = decoded(codec_of(self.codec, self.name), answers[j], node)
             if kernels.all_finite(theirs):
                 node.flat.add_(theirs - mine, alpha=self.step * weights[j])

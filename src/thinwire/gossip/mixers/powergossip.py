@@ -103,7 +103,8 @@ class PowerGossip(Mixer):
     def _sides(self, node: Node, neighbour: int) -> tuple[Memory, str, str]:
         """The edge's memory, the side whose directions are known, and the side that this iteration finds."""
         is_odd = node.rounds[neighbour] % 2 == 0  # the first iteration has number 1
-        return node.edge(neighbour), *(("right", "left") if is_odd else ("left", "right"))
+        known, found = ("right", "left") if is_odd else ("left", "right")
+        return node.edge(neighbour), known, found
 
     def _alive(self, node: Node, neighbour: int, matrix: Segment, directions: Tensor, side: str) -> Tensor:
         dead = directions.abs().amax(0) == 0
