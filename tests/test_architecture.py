@@ -11,7 +11,7 @@ ROOT = Path(thinwire.__file__).parent
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
-    {"kernels", "randomness"},
+    {"kernels", "randomness", "spec"},
     {"bucket", "requests", "scheme", "memory", "theory"},
     {"schemes"},
     {"feedback", "control", "warmup"},

@@ -204,8 +204,6 @@ class Wire:
     def _end_step(self) -> None:
         """The last thing in backward: wait for the lane, and raise what went wrong there."""
         with self.exchange.ledger.timed("exposed_seconds"):
-            if self.exchange.lane is not None:
-                self.exchange.lane.drive()
             for job in self._jobs:
                 job.ended.wait()
         failed = next((job.error for job in self._jobs if job.error is not None), None)

@@ -7,13 +7,12 @@ the order in which jobs are submitted and on which is the last of its step:
 
 So a bucket is encoded while the one before it is on the wire, and two-round schemes keep both rounds in flight behind
 other buckets' work. At most `DEPTH` jobs are under way; before one more, the oldest runs to its end.
-
-A thread that has nothing to do but wait for the lane may `drive` it: the same order, without waking another thread.
 """
 
 from __future__ import annotations
 
 import atexit
+import queue
 import threading
 import weakref
 from collections import deque
@@ -64,10 +63,7 @@ class Lane:
         self.error: BaseException | None = None
         self._group = group
         self._workers = workers
-        self._inbox: deque[Job] = deque()
-        self._arrivals = threading.Semaphore(0)
-        self._driving = threading.Lock()  # held from taking a job out of the inbox until its slot is over
-        self._closed = False
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._active: deque[Job] = deque()  # oldest first
         self._scratches = [Scratch() for _ in range(DEPTH)]
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -82,15 +78,8 @@ class Lane:
         if not self._thread.is_alive():
             job.end(None, self.error or RuntimeError("this lane is closed"))
         else:
-            self._inbox.append(job)
-            self._arrivals.release()
+            self._inbox.put(job)
         return job
-
-    def drive(self) -> None:
-        """Do what is in the inbox on the calling thread, or wait for the lane where it is at it."""
-        with self._driving:
-            while self._inbox:
-                self._take(self._inbox.popleft())
 
     @property
     def scratch_bytes(self) -> int:
@@ -100,22 +89,14 @@ class Lane:
         """Stop after what is under way, abandon what waits, and join the thread. Safe to call twice."""
         atexit.unregister(self._at_exit)
         if self._thread.is_alive():
-            self._closed = True
-            self._arrivals.release()
+            self._inbox.put(None)
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed:
-            self._arrivals.acquire()
-            with self._driving:
-                if self._inbox and not self._closed:
-                    self._take(self._inbox.popleft())
-        with self._driving:
-            closed = RuntimeError("the lane was closed in the middle of a step")
-            self._fail(closed, None)
-            while self._inbox:
-                self._inbox.popleft().end(None, closed)
+        while (job := self._inbox.get()) is not None:
+            self._take(job)
+        self._fail(RuntimeError("the lane was closed in the middle of a step"), None)
 
     def _take(self, job: Job) -> None:
         """One slot; after the last of a step, all that is left of the step."""
@@ -129,8 +110,6 @@ class Lane:
                     self._advance(each)
         except BaseException as error:
             self._fail(error, job)
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C, on the thread that drives
 
     def _slot(self, job: Job) -> None:
         while len(self._active) >= DEPTH:

@@ -1,0 +1,64 @@
+"""Spec text such as "qsgd(bits=4)": how schemes, mixers and controllers are named, found and made."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind")
+
+
+def discover(package: str, path: Iterable[str], base: type[Kind]) -> dict[str, type[Kind]]:
+    """Every finished subclass of `base` in a package's modules, by its name in lower case, sorted."""
+    found: dict[str, type[Kind]] = {}
+    for module_info in pkgutil.iter_modules(path):
+        module = importlib.import_module(f"{package}.{module_info.name}")
+        for thing in vars(module).values():
+            own = isinstance(thing, type) and issubclass(thing, base) and thing.__module__ == module.__name__
+            if own and not getattr(thing, "__abstractmethods__", None) and not thing.__name__.startswith("_"):
+                found[thing.__name__.lower()] = thing
+    return dict(sorted(found.items()))
+
+
+def make(spec: str | Kind, base: type[Kind], known: Mapping[str, type[Kind]], *, kind: str, example: str) -> Kind:
+    """The `kind` that `spec` describes, or `spec` itself if it is one. Nothing is evaluated: options are literals."""
+    if isinstance(spec, base):
+        return spec
+    if not isinstance(spec, str):
+        raise ValueError(f"a {kind} is spec text such as {example} or a {base.__name__}, got {spec!r}")
+    try:
+        tree = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"cannot read the {kind} {spec!r}; it looks like {example}") from None
+    call = ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ValueError(f"cannot read the {kind} {spec!r}; it looks like {example}, options by name")
+    name = call.func.id.lower()
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}{_hint(name, known)}; known: {', '.join(known)}")
+    return known[name](**_options(name, call.keywords, known[name]))
+
+
+def _options(name: str, keywords: Iterable[ast.keyword], cls: type) -> dict[str, Any]:
+    accepted = [f.name for f in fields(cls) if f.init]
+    options: dict[str, Any] = {}
+    for keyword in keywords:
+        if keyword.arg is None or keyword.arg not in accepted:
+            listed = ", ".join(accepted) or "none"
+            hint = _hint(keyword.arg or "", accepted)
+            raise ValueError(f"{name} has no option {keyword.arg!r}{hint}; known: {listed}")
+        try:
+            options[keyword.arg] = ast.literal_eval(keyword.value)
+        except ValueError:
+            raise ValueError(f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}") from None
+    return options
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
