@@ -21,7 +21,7 @@ def discover(package: str, path: Iterable[str], base: type[Kind]) -> dict[str, t
         for thing in vars(module).values():
             own = isinstance(thing, type) and issubclass(thing, base) and thing.__module__ == module.__name__
             if own and not getattr(thing, "__abstractmethods__", None) and not thing.__name__.startswith("_"):
-                found[thing.__name__.lower()] = thing
+                found[thing.__name__.lower()] = thing  # type: ignore[assignment]
     return dict(sorted(found.items()))
 
 
