@@ -225,10 +225,11 @@ class Wire:
     def _converse(self, buffer: Tensor, plan: _Plan, step: int, scratch: Scratch) -> Talk:
         """One bucket, on the lane: exempt tensors by an exact sum, the others by the scheme, both at once."""
         workers = self.exchange.workers
-        exact = scratch.take("exact", plan.exempt.numel, buffer.dtype, buffer.device)
-        plan.exempt.gather(buffer, exact)
-        exact.mul_(1.0 / workers)
-        talks = [self.exchange.answer_all(_summed(exact), scratch)] if plan.exempt.numel else []
+        exact, talks = None, []
+        if plan.exempt.numel:
+            exact = scratch.take("exact", plan.exempt.numel, buffer.dtype, buffer.device)
+            plan.exempt.gather(buffer, exact)
+            talks = [self.exchange.answer_all(_summed(exact.mul_(1.0 / workers)), scratch)]
 
         if plan.compressed.numel:
             flat, lost = self._working_copy(buffer, plan, scratch)
@@ -242,7 +243,8 @@ class Wire:
                 plan.compressed.scatter(mean, buffer)
         else:
             yield from together(*talks)
-        plan.exempt.scatter(exact, buffer)
+        if exact is not None:
+            plan.exempt.scatter(exact, buffer)
         return buffer
 
     def _working_copy(self, buffer: Tensor, plan: _Plan, scratch: Scratch) -> tuple[Tensor, Tensor | None]:

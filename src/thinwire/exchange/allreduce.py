@@ -24,7 +24,7 @@ from thinwire.control.controller import Controller, Observation
 from thinwire.exchange import arithmetic
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
-from thinwire.exchange.lane import Lane, Talk
+from thinwire.exchange.lane import Inline, Lane, Talk, Threaded
 from thinwire.ledger import Ledger
 from thinwire.requests import Max, Mean, Request, Sum
 from thinwire.scheme import Conversation, Scheme
@@ -61,7 +61,10 @@ class AllReduce:
         )
         assert isinstance(own, dist.ProcessGroup)
         self._group = own
-        self.lane = Lane(self._group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+        if scheme.bare and _device(own) == "cpu":
+            self.lane = Inline(own, self.workers, self.ledger)
+        else:
+            self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
     def agree(self, what: str) -> None:
         """Raise on every worker, naming the ranks, unless all say the same."""

@@ -1,12 +1,7 @@
-"""Lane: one thread that drives conversations over one process group, in an order that all ranks share.
+"""Lanes drive conversations over one process group, in an order that all ranks share.
 
-Collectives must start in the same order on every rank, whatever each rank's timing. The lane's order depends only on
-the order in which jobs are submitted and on which is the last of its step:
-
-    slot t: start job t; then, newest first, each older job waits for its answer and starts its next collectives.
-
-So a bucket is encoded while the one before it is on the wire, and two-round schemes keep both rounds in flight behind
-other buckets' work. At most `DEPTH` jobs are under way; before one more, the oldest runs to its end.
+Collectives must start in the same order on every rank, whatever each rank's timing, so a lane's order depends only on
+the order in which jobs are submitted and on which is the last of its step.
 """
 
 from __future__ import annotations
@@ -15,6 +10,7 @@ import atexit
 import queue
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
@@ -31,7 +27,7 @@ DEPTH = 2
 
 
 class Job:
-    """One conversation on a lane. `done` is called once, on the lane, with the job, when it has ended or failed."""
+    """One conversation on a lane. `done` is called once, with the job, when it has ended or failed."""
 
     def __init__(self, begin: Callable[[Scratch], Talk], last: bool, done: Callable[[Job], None]):
         self.begin = begin
@@ -51,76 +47,35 @@ class Job:
         self.ended.set()
 
 
-class Lane:
-    """A thread, a first-in-first-out queue, and a process group of its own.
+class Lane(ABC):
+    """What drives jobs. After a failure it is dead: the ranks' orders may differ from then on, so every later job
+    fails with the first error."""
 
-    After a failure the lane is dead: the ranks' orders may differ from then on, so every later job fails with the
-    first error. Closing joins the thread; a thread still alive at interpreter exit would abort the process.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger, name: str):
+    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger, scratches: int):
         self.ledger = ledger
         self.error: BaseException | None = None
         self._group = group
         self._workers = workers
-        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._active: deque[Job] = deque()  # oldest first
-        self._scratches = [Scratch() for _ in range(DEPTH)]
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-        # Daemon threads outlive atexit callbacks, so the join must be one; the weak reference lets lanes be freed.
-        self._at_exit = _close_at_exit(weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._scratches = [Scratch() for _ in range(scratches)]
 
+    @abstractmethod
     def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
-        """Queue a conversation; `begin` makes it on the lane, given memory to keep things in."""
-        job = Job(begin, last, done)
-        if not self._thread.is_alive():
-            job.end(None, self.error or RuntimeError("this lane is closed"))
-        else:
-            self._inbox.put(job)
-        return job
+        """Queue the conversation that `begin` makes, given memory to keep things in."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Fail what is under way, and let go of all. Safe to call twice."""
 
     @property
     def scratch_bytes(self) -> int:
         return sum(scratch.nbytes for scratch in self._scratches)
 
-    def close(self) -> None:
-        """Stop after what is under way, abandon what waits, and join the thread. Safe to call twice."""
-        atexit.unregister(self._at_exit)
-        if self._thread.is_alive():
-            self._inbox.put(None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._inbox.get()) is not None:
-            self._take(job)
-        self._fail(RuntimeError("the lane was closed in the middle of a step"), None)
-
-    def _take(self, job: Job) -> None:
-        """One slot; after the last of a step, all that is left of the step."""
-        if self.error is not None:
-            job.end(None, self.error)
-            return
-        try:
-            self._slot(job)
-            while job.last and self._active:
-                for each in reversed(self._active.copy()):
-                    self._advance(each)
-        except BaseException as error:
-            self._fail(error, job)
-
-    def _slot(self, job: Job) -> None:
-        while len(self._active) >= DEPTH:
-            self._advance(self._active[0])
-        older = list(self._active)
+    def _begin(self, job: Job) -> None:
         self._active.append(job)
-        job.scratch = self._scratches.pop()
+        job.scratch = self._scratches.pop() if self._scratches else Scratch()
         job.talk = job.begin(job.scratch)
         self._advance(job)
-        for each in reversed(older):
-            self._advance(each)
 
     def _advance(self, job: Job) -> None:
         """Wait for the job's answers, let it think, start what it asks for next."""
@@ -156,7 +111,98 @@ class Lane:
             each.end(None, error)
 
 
-def _close_at_exit(reference: weakref.ref[Lane]) -> Callable[[], None]:
+class Threaded(Lane):
+    """A thread and a first-in-first-out queue, so that backward goes on while buckets are encoded and sent.
+
+        slot t: start job t; then, newest first, each older job waits for its answer and starts its next collectives.
+
+    So a bucket is encoded while the one before it is on the wire, and two-round schemes keep both rounds in flight
+    behind other buckets' work. At most `DEPTH` jobs are under way; before one more, the oldest runs to its end.
+    Closing joins the thread; a thread still alive at interpreter exit would abort the process.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger, name: str):
+        super().__init__(group, workers, ledger, DEPTH)
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        # Daemon threads outlive atexit callbacks, so the join must be one; the weak reference lets lanes be freed.
+        self._at_exit = _close_at_exit(weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
+        job = Job(begin, last, done)
+        if not self._thread.is_alive():
+            job.end(None, self.error or RuntimeError("this lane is closed"))
+        else:
+            self._inbox.put(job)
+        return job
+
+    def close(self) -> None:
+        """Stop after what is under way, abandon what waits, and join the thread. Safe to call twice."""
+        atexit.unregister(self._at_exit)
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._inbox.get()) is not None:
+            self._take(job)
+        self._fail(RuntimeError("the lane was closed in the middle of a step"), None)
+
+    def _take(self, job: Job) -> None:
+        """One slot; after the last of a step, all that is left of the step."""
+        if self.error is not None:
+            job.end(None, self.error)
+            return
+        try:
+            self._slot(job)
+            while job.last and self._active:
+                for each in reversed(self._active.copy()):
+                    self._advance(each)
+        except BaseException as error:
+            self._fail(error, job)
+
+    def _slot(self, job: Job) -> None:
+        while len(self._active) >= DEPTH:
+            self._advance(self._active[0])
+        older = list(self._active)
+        self._begin(job)
+        for each in reversed(older):
+            self._advance(each)
+
+
+class Inline(Lane):
+    """No thread: whoever submits a job starts it, and the step's last submit drives all to their ends, in order.
+
+    For conversations with next to nothing to compute, where two wake-ups of a thread cost more than the work itself.
+    The wire has all buckets at once meanwhile, as under plain DDP, and with the last bucket backward is over.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger):
+        super().__init__(group, workers, ledger, 0)
+
+    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
+        job = Job(begin, last, done)
+        if self.error is not None:
+            job.end(None, self.error)
+            return job
+        try:
+            self._begin(job)
+            if last:
+                with self.ledger.timed("exposed_seconds"):
+                    while self._active:
+                        self._advance(self._active[0])
+        except BaseException as error:
+            self._fail(error, job)
+        return job
+
+    def close(self) -> None:
+        self._fail(RuntimeError("this lane is closed"), None)
+
+
+def _close_at_exit(reference: weakref.ref[Threaded]) -> Callable[[], None]:
     def close() -> None:
         lane = reference()
         if lane is not None:

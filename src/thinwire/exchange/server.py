@@ -29,7 +29,7 @@ from thinwire.control.controller import Controller
 from thinwire.exchange import arithmetic, codecs, forms, frames, sharding
 from thinwire.exchange.collectives import Collective
 from thinwire.exchange.frames import Kind, Push, Reply, Verdict
-from thinwire.exchange.lane import Lane, Talk
+from thinwire.exchange.lane import Lane, Talk, Threaded
 from thinwire.exchange.links import Link, Received, Sent
 from thinwire.ledger import Ledger
 from thinwire.requests import Max, Mean, Request, Sum
@@ -74,7 +74,7 @@ class ParameterServer:
         self._group = group
         self._at_exit = _close_at_exit(weakref.ref(self))
         atexit.register(self._at_exit)
-        self.lane = Lane(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+        self.lane = Threaded(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
     def agree(self, what: str) -> None:
         said: list[str] = [""] * self.workers

@@ -44,6 +44,7 @@ class _Cast(Scheme):
 class FP32(_Cast):
     """Plain DDP: 32 bits, summed."""
 
+    bare: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float32
     summary: ClassVar[str] = "what plain DDP sends; the exact reference"
 
