@@ -20,39 +20,57 @@ def top_k(x: Tensor, k: int, weight: Tensor | None, out: Tensor) -> None:
 
 def check_indices(indices: Tensor, count: int) -> None:
     """Raises unless all indices are in 0..count - 1."""
-    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < count:
-        raise ValueError(f"indices must be in 0..{count - 1}, got {int(indices.min())}..{int(indices.max())}")
+    if indices.numel() == 0:
+        return
+    lowest, highest = (int(end) for end in indices.aminmax())
+    if lowest < 0 or highest >= count:
+        raise ValueError(f"indices must be in 0..{count - 1}, got {lowest}..{highest}")
 
 
 def gather(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
     """out = the chosen chunks of x, one after the other."""
-    places, present = _places(x, indices, chunk)
-    out.zero_()
-    out[present] = x[places]
+    _take(x, *_places(x, indices, chunk), out)
 
 
 def scatter_add(values: Tensor, indices: Tensor, weight: float, chunk: int, out: Tensor) -> None:
     """The chosen chunks of out += weight * values, in the order of the indices."""
     places, present = _places(out, indices, chunk)
-    out.index_add_(0, places, (values * weight)[present])
+    out.index_add_(0, places, _present(values, present) * weight)
 
 
 def take_(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
     """`gather`, then the chosen chunks of x are 0."""
-    gather(x, indices, chunk, out)
-    x[_places(x, indices, chunk)[0]] = 0
+    places, present = _places(x, indices, chunk)
+    _take(x, places, present, out)
+    x.index_fill_(0, places, 0)
 
 
 def put_(x: Tensor, indices: Tensor, values: Tensor, chunk: int) -> None:
     """The chosen chunks of x = values. No index may repeat."""
     places, present = _places(x, indices, chunk)
-    x[places] = values[present]
+    x.index_copy_(0, places, _present(values, present))
 
 
-def _places(x: Tensor, indices: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """(where in x, where among the values) the entries of the chosen chunks are."""
+def _take(x: Tensor, places: Tensor, present: Tensor | None, out: Tensor) -> None:
+    if present is None:
+        torch.index_select(x, 0, places, out=out)
+    else:
+        out.zero_().index_copy_(0, present, x.index_select(0, places))
+
+
+def _present(values: Tensor, present: Tensor | None) -> Tensor:
+    return values if present is None else values.index_select(0, present)
+
+
+def _places(x: Tensor, indices: Tensor, chunk: int) -> tuple[Tensor, Tensor | None]:
+    """(where in x, where among the values) the entries of the chosen chunks are; None: all values have a place."""
     check_indices(indices, -(-x.numel() // chunk))
+    places = indices.to(torch.int64)
+    if chunk == 1:
+        return places, None
     within = torch.arange(chunk, device=x.device)
-    places = (indices.to(torch.int64).unsqueeze(1) * chunk + within).reshape(-1)
+    places = (places.unsqueeze(1) * chunk + within).reshape(-1)
+    if x.numel() % chunk == 0:
+        return places, None
     present = (places < x.numel()).nonzero().squeeze(1)
-    return places[present], present
+    return places.index_select(0, present), present
