@@ -1,10 +1,17 @@
 """Warm-up: dense or milder first steps, for every scheme."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
+from models import batch, mlp
 from specs import every_spec
+from world import run_world
 
 
 @pytest.mark.parametrize("spec", [spec for spec in every_spec() if not tw.parse(spec).exact])
@@ -18,6 +25,28 @@ def test_the_first_steps_are_exact_for_every_scheme(spec):
     dense, later = sent[1] - sent[0], sent[4] - sent[3]
     assert dense == 2 * 2 / 3 * 4 * 64 * 48
     assert later < dense
+
+
+def _bytes_by_step(specs):
+    told = {}
+    for spec in specs:
+        model = DDP(mlp())
+        with tw.attach(model, spec, exempt=(), warmup_steps=2) as wire:
+            sent = [0.0]
+            for step in range(3):
+                x, y = batch(dist.get_rank(), step)
+                nn.functional.mse_loss(model(x), y).backward()
+                sent.append(wire.stats()["bytes_sent"])
+        told[spec] = [after - before for before, after in pairwise(sent)]
+    return told
+
+
+def test_attached_schemes_send_their_first_steps_dense():
+    specs = [spec for spec in every_spec() if not tw.parse(spec).exact]
+    dense = 4 * sum(p.numel() for p in mlp().parameters())  # two ranks: an all-reduce sends each entry once
+    for rank in run_world(_bytes_by_step, 2, specs):
+        for spec, (first, second, third) in rank.items():
+            assert first == second == dense > third, spec
 
 
 def test_milder_steps_use_the_level_given_and_then_the_schemes_own():

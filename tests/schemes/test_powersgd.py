@@ -1,5 +1,7 @@
 """PowerSGD: low-rank targets, batches without copies, bases that survive anything, many buckets on ranks."""
 
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from models import batch, digest
-from thinwire.bucket import Layout
+from thinwire.bucket import Bucket, Layout
+from thinwire.exchange.lane import Lane
+from thinwire.ledger import Ledger
+from thinwire.memory import Memory
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
 from world import run_world
 
@@ -41,6 +46,40 @@ def test_the_warm_start_finds_the_best_approximation(sided):
     assert errors[-1] == pytest.approx(float(singular[2:].norm()), rel=1e-6)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(errors[1:]))
     assert errors[0] > 1.05 * errors[-1]
+
+
+def by_the_book(target, q, p, sided):
+    """What one worker hears step by step: the paper's form (two), that of the authors' package (one)."""
+    owed, left = torch.zeros_like(target), True
+    while True:
+        matrix = target + owed
+        if sided == "two":
+            p = torch.linalg.qr(matrix @ q)[0]
+            q = matrix.mT @ p
+        elif left:
+            q = torch.linalg.qr(q)[0]
+            p = matrix @ q
+        else:
+            p = torch.linalg.qr(p)[0]
+            q = matrix.mT @ p
+        left = not left
+        owed = matrix - p @ q.mT
+        yield p @ q.mT
+
+
+@pytest.mark.parametrize("sided", ["two", "one"])
+def test_with_memory_it_says_what_the_authors_form_says(sided):
+    """On a fixed target of rank 6, at rank 2: every step's answer, and so how the error of the sum falls."""
+    target, scheme = low_rank(6), tw.parse(f"powersgd(factor_rank=2, sided='{sided}')")
+    simulation, first = tw.Simulation(scheme, workers=1), scheme.init("w", target, 0)
+    q, p = first["q"][:2].mT, first.get("p", torch.zeros(2, 60))[:2].mT
+    total, errors = torch.zeros_like(target), []
+    for step, expected in zip(range(1, 31), by_the_book(target, q, p, sided), strict=False):
+        mean = simulation.reduce([{"w": target}])["w"]
+        torch.testing.assert_close(mean, expected, rtol=1e-8, atol=1e-8)
+        total += mean
+        errors.append(float((total / step - target).norm() / target.norm()))
+    assert errors[-1] < 0.1 * errors[0]
 
 
 @pytest.mark.parametrize("sided", ["two", "one"])
@@ -190,7 +229,58 @@ def test_many_buckets_on_four_gloo_ranks():
         first, last = (sum(losses[step] for _, losses, _ in results) for step in (0, -1))
         assert last < 0.7 * first
         stats = results[0][2]
-        assert stats["messages"] / stats["steps"] > 4  # several buckets, all in flight
+        assert stats["messages"] / stats["steps"] > 4  # several buckets
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A collective that takes note when it is started and when it is waited for."""
+
+    name: tuple[str, int]
+    log: list
+    bytes_given: int = 0
+
+    def bytes_sent(self, workers):
+        return 0
+
+    def start(self, group):
+        self.log.append(("start", self.name))
+        return self
+
+    def wait(self):
+        self.log.append(("wait", self.name))
+
+
+def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
+    log = []
+
+    def talk(name, scratch):
+        scheme, bucket = PowerSGD(), Bucket.of(torch.randn(64, 64), name)
+        memory = Memory()
+        memory.add(name, scheme.init(name, torch.zeros(64, 64), 0))
+        conversation, number = scheme.converse(replace(bucket, scratch=scratch), memory, 4), 0
+        request = next(conversation)
+        while True:
+            yield [Logged((name, number), log)]
+            number += 1
+            try:
+                request = conversation.send(request.tensor)
+            except StopIteration as stop:
+                return stop.value
+
+    lane, names = Lane(None, 1, Ledger(), "test"), "abcd"
+    jobs = [lane.submit(partial(talk, name), last=name == "d", done=lambda job: None) for name in names]
+    for job in jobs:
+        assert job.ended.wait(60) and job.error is None
+    lane.close()
+    rounds = [(name, number) for name in names for number in (0, 1)]
+    spans = {name: (log.index(("start", name)), log.index(("wait", name))) for name in rounds}
+    for (bucket, number), (start, wait) in spans.items():
+        beside = [
+            other for (other, _), (begun, ended) in spans.items() if other != bucket and begun < wait and start < ended
+        ]
+        # The last bucket's second round has nobody left to hide behind.
+        assert beside or (bucket, number) == ("d", 1)
 
 
 @pytest.mark.parametrize(
