@@ -7,6 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+class Started(Protocol):
+    """What can be waited for."""
+
+    def wait(self) -> object: ...
 
 
 class Ledger:
@@ -15,6 +22,7 @@ class Ledger:
     bytes_given: the bytes of the tensors given to collectives.
     bytes_sent: the bytes of them that leave this worker, by the way each collective travels (see exchange/collectives).
     messages: the number of collectives.
+    sends: the messages between two workers that they are made of, as gloo cuts them; each has headers of its own.
     """
 
     def __init__(self) -> None:
@@ -25,6 +33,11 @@ class Ledger:
         with self._lock:
             for name, amount in amounts.items():
                 self._totals[name] += amount
+
+    def started(self, work: Started, **amounts: float) -> Started:
+        """Book what was just started; what to wait for until it has arrived."""
+        self.add(**amounts)
+        return work
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -9,20 +9,15 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-
-class Started(Protocol):
-    """What can be waited for."""
-
-    def wait(self) -> object: ...
+from thinwire.ledger import Started
 
 
 class Collective(Protocol):
     """One started-and-awaited exchange of tensors. Every worker starts the same ones in the same order."""
 
-    @property
-    def bytes_given(self) -> int: ...
-
-    def bytes_sent(self, workers: int) -> int: ...
+    def amounts(self, workers: int) -> dict[str, float]:
+        """What the ledger books when it is started."""
+        ...
 
     def start(self, group: dist.ProcessGroup) -> Started: ...
 
@@ -31,23 +26,24 @@ class Collective(Protocol):
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def _nbytes(tensor: Tensor) -> int:
+def booked(given: int, sent: int, sends: int) -> dict[str, float]:
+    return {"bytes_given": given, "bytes_sent": sent, "sends": sends}
+
+
+def nbytes_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)
 class AllReduced:
-    """Element-wise sum or maximum, in place. A ring sends each of its n slices n - 1 times, twice."""
+    """Element-wise sum or maximum, in place. A ring sends each of its n slices n - 1 times, twice; gloo in halves."""
 
     tensor: Tensor
     op: dist.ReduceOp.RedOpType = field(default=dist.ReduceOp.SUM)
 
-    @property
-    def bytes_given(self) -> int:
-        return _nbytes(self.tensor)
-
-    def bytes_sent(self, workers: int) -> int:
-        return 2 * (workers - 1) * self.bytes_given // workers
+    def amounts(self, workers: int) -> dict[str, float]:
+        given = nbytes_of(self.tensor)
+        return booked(given, 2 * (workers - 1) * given // workers, 4 * (workers - 1))
 
     def start(self, group: dist.ProcessGroup) -> dist.Work:
         return dist.all_reduce(self.tensor, self.op, group=group, async_op=True)  # type: ignore[return-value]
@@ -55,17 +51,14 @@ class AllReduced:
 
 @dataclass(frozen=True)
 class AllGathered:
-    """Everybody's tensor, end to end in rank order, in `out`. A ring passes on n - 1 tensors."""
+    """Everybody's tensor, end to end in rank order, in `out`. A ring passes on n - 1 tensors; gloo in halves."""
 
     out: Tensor
     tensor: Tensor
 
-    @property
-    def bytes_given(self) -> int:
-        return _nbytes(self.tensor)
-
-    def bytes_sent(self, workers: int) -> int:
-        return (workers - 1) * self.bytes_given
+    def amounts(self, workers: int) -> dict[str, float]:
+        given = nbytes_of(self.tensor)
+        return booked(given, (workers - 1) * given, 2 * (workers - 1))
 
     def start(self, group: dist.ProcessGroup) -> dist.Work:
         return _all_gather(self.out, self.tensor, group=group, async_op=True)  # type: ignore[return-value]
@@ -81,12 +74,9 @@ class AllToAll:
     sizes: Sequence[int]
     worker: int
 
-    @property
-    def bytes_given(self) -> int:
-        return _nbytes(self.tensor)
-
-    def bytes_sent(self, workers: int) -> int:
-        return self.bytes_given - self.sizes[self.worker] * self.tensor.element_size()
+    def amounts(self, workers: int) -> dict[str, float]:
+        given = nbytes_of(self.tensor)
+        return booked(given, given - self.sizes[self.worker] * self.tensor.element_size(), workers - 1)
 
     def start(self, group: dist.ProcessGroup) -> dist.Work:
         return dist.all_to_all_single(

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.bucket import Scratch
-from thinwire.exchange.collectives import Collective, Started
-from thinwire.ledger import Ledger
+from thinwire.exchange.collectives import Collective
+from thinwire.ledger import Ledger, Started
 
 Talk: TypeAlias = Generator[Sequence[Collective], None, Tensor]
 DEPTH = 2
@@ -94,12 +94,8 @@ class Lane(ABC):
             job.end(stop.value, None)
             return
         for collective in wanted:
-            self.ledger.add(
-                messages=1,
-                bytes_given=collective.bytes_given,
-                bytes_sent=collective.bytes_sent(self._workers),
-            )
-            job.works.append(collective.start(self._group))
+            work = collective.start(self._group)
+            job.works.append(self.ledger.started(work, messages=1, **collective.amounts(self._workers)))
 
     def _fail(self, error: BaseException, job: Job | None) -> None:
         self.error = self.error or error

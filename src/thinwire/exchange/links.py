@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.exchange.collectives import booked, nbytes_of
+
 SERVER, WORKER = 0, 1
 _TAG, _CLOSING_TAG = 0, 1
 
@@ -78,12 +80,8 @@ class Sent:
     link: Link
     tensor: Tensor
 
-    @property
-    def bytes_given(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
-
-    def bytes_sent(self, workers: int) -> int:
-        return self.bytes_given
+    def amounts(self, workers: int) -> dict[str, float]:
+        return booked(nbytes_of(self.tensor), nbytes_of(self.tensor), 1)
 
     def start(self, group: dist.ProcessGroup) -> Pending:
         return self.link.send(self.tensor)
@@ -96,12 +94,8 @@ class Received:
     link: Link
     tensor: Tensor
 
-    @property
-    def bytes_given(self) -> int:
-        return 0
-
-    def bytes_sent(self, workers: int) -> int:
-        return 0
+    def amounts(self, workers: int) -> dict[str, float]:
+        return {"bytes_received": nbytes_of(self.tensor)}
 
     def start(self, group: dist.ProcessGroup) -> Pending:
         return self.link.receive(self.tensor)

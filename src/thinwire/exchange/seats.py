@@ -125,7 +125,8 @@ class Seat:
             sending.append(self.link.send(answer))
         for each in sending:
             each.wait()
-        self._ledger.add(bytes_sent=frames.REPLY_BYTES + (0 if answer is None else answer.numel()))
+        answered = 0 if answer is None else answer.numel()
+        self._ledger.add(bytes_sent=frames.REPLY_BYTES + answered, sends=len(sending))
 
     def _lost(self, error: Exception) -> None:
         self._inbox.put(Arrival(self.worker, gone=str(error).splitlines()[0]))

@@ -239,7 +239,6 @@ class ParameterServer:
             kind, self._sequences[server], number, step, float(level), expected, len(text), data.numel(),
             answer.numel(), frames.checksum(data),
         )  # fmt: skip
-        self.ledger.add(bytes_received=frames.REPLY_BYTES + answer.numel())
         messages: list[Collective] = [Sent(link, push.pack())]
         if text:
             messages.append(Sent(link, torch.frombuffer(bytearray(text), dtype=torch.uint8)))
@@ -334,8 +333,8 @@ class ParameterServer:
                 return stop.value
             works = []
             for operation in operations:
-                self.ledger.add(messages=1, bytes_sent=operation.bytes_sent(1), bytes_given=operation.bytes_given)
-                works.append(operation.start(dist.group.WORLD))  # type: ignore[arg-type]
+                work = operation.start(dist.group.WORLD)  # type: ignore[arg-type]
+                works.append(self.ledger.started(work, messages=1, **operation.amounts(1)))
             with self.ledger.timed("wire_seconds"):
                 for work in works:
                     work.wait()

@@ -46,6 +46,7 @@ class Gossip:
         timeout_seconds: float = 300.0,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
+        ledger: Ledger | None = None,
     ):
         """Call it on every rank of `group`, with the same arguments.
 
@@ -54,6 +55,7 @@ class Gossip:
             connected; "raise": raise LostRank.
         timeout_seconds: how long to wait for a neighbour that neither speaks nor dies before TimeoutError;
             longer than the slowest rank's step.
+        ledger: counts what is sent; one of its own unless given.
         """
         if not dist.is_initialized():
             raise ValueError("Gossip needs torch.distributed: call init_process_group first")
@@ -67,7 +69,7 @@ class Gossip:
             use_local_synchronization=group is not None,
         )
         assert isinstance(own, dist.ProcessGroup)
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger()
         self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, ledger=self.ledger)
         # Its thread starts when first used, and is joined in close() or, at the latest, at exit.
         self._lane = ThreadPoolExecutor(1, "thinwire-gossip")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.bucket import Scratch
-from thinwire.ledger import Ledger
+from thinwire.ledger import Ledger, Started
 
 
 class LostRank(RuntimeError):
@@ -59,12 +59,16 @@ class PointToPoint:
         inbox = {rank: self._buffer(f"from {rank}", size) for rank, size in sizes.items()}
         outbox = {rank: self._with_news(rank, message) for rank, message in messages.items()}
         # Receives first, so that no message has to wait for a place to land.
-        started = [(rank, self._start(dist.irecv, buffer, rank, tag)) for rank, buffer in inbox.items()]
-        started += [(rank, self._start(dist.isend, buffer, rank, tag)) for rank, buffer in outbox.items()]
+        started: list[tuple[int, Started | None]] = [
+            (rank, self._start(dist.irecv, buffer, rank, tag)) for rank, buffer in inbox.items()
+        ]
+        for rank, buffer in outbox.items():
+            work, size = self._start(dist.isend, buffer, rank, tag), buffer.numel()
+            if work is not None:
+                work = self._ledger.started(work, messages=1, sends=1, bytes_given=size, bytes_sent=size)
+            started.append((rank, work))
         with self._ledger.timed("wire_seconds"):
             broken = {rank for rank, work in started if not self._finished(rank, work)}
-        sent = sum(buffer.numel() for buffer in outbox.values())
-        self._ledger.add(messages=len(outbox), bytes_given=sent, bytes_sent=sent)
         self.lost |= broken
         heard = {rank: buffer for rank, buffer in inbox.items() if rank not in broken}
         for rank, buffer in heard.items():
@@ -139,7 +143,7 @@ class PointToPoint:
         except RuntimeError:  # the connection was found broken before anything was started on it
             return None
 
-    def _finished(self, rank: int, work: dist.Work | None) -> bool:
+    def _finished(self, rank: int, work: Started | None) -> bool:
         if work is None:
             return False
         began = time.monotonic()

@@ -1,21 +1,20 @@
 """Paced links: a ledger that takes as long as a thin wire would. No privileges, one machine.
 
-Every exchange is slowed to latency + bytes / bandwidth. A worker's link carries one byte after the other, so
-bytes that are given while others are still on their way wait for those. What the real exchange takes anyway
-(on the loopback: little) is not added on top.
+Every exchange arrives after latency + bytes / bandwidth. A worker's link carries one byte after the other, so bytes
+that are given while others are still on their way wait for those; latency is no occupation of the link, so what
+follows may leave meanwhile. What the real exchange takes anyway (on the loopback: little) is not added on top.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 
-from thinwire.ledger import Ledger
+from thinwire.ledger import Ledger, Started
 
 
 class Pace:
-    """One worker's thin link: when would the bytes that it was given have arrived?"""
+    """One direction of a thin link: when would the bytes that it was given have arrived?"""
 
     def __init__(self, bits_per_second: float, latency_seconds: float = 0.0):
         self.bits_per_second = bits_per_second
@@ -29,25 +28,34 @@ class Pace:
 
 
 class PacedLedger(Ledger):
-    """Counts like any ledger, and holds whoever waits for the wire until the counted bytes would have come.
+    """Counts like any ledger, and whoever waits for something that was started waits until it would have come.
 
-    An exchange books bytes with `add(bytes_sent=...)` as it starts them and waits inside
-    `timed("wire_seconds")`: that is all it has to do to be paced.
+    up: what this worker sends at. down: what a server's answers come at; None: as fast as they are there.
     """
 
-    def __init__(self, pace: Pace):
+    def __init__(self, up: Pace, down: Pace | None = None):
         super().__init__()
-        self._pace = pace
-        self._arrival = 0.0
+        self._up, self._down = up, down
+        self._heard_at = 0.0  # when all that was sent so far has arrived: no answer begins before
 
-    def add(self, **amounts: float) -> None:
-        super().add(**amounts)
-        if "bytes_sent" in amounts:
-            self._arrival = self._pace.send(amounts["bytes_sent"], time.perf_counter())
+    def started(self, work: Started, **amounts: float) -> Started:
+        """Each piece of work is due when its own bytes are there, whatever is sent after them."""
+        self.add(**amounts)
+        now = due = time.perf_counter()
+        if amounts.get("bytes_sent"):
+            due = self._heard_at = self._up.send(amounts["bytes_sent"], now)
+        elif self._down is not None and amounts.get("bytes_received"):
+            due = self._down.send(amounts["bytes_received"], max(now, self._heard_at))
+        return _Due(work, due)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        with super().timed(name):
-            yield
-            if name == "wire_seconds":
-                time.sleep(max(0.0, self._arrival - time.perf_counter()))
+
+@dataclass(frozen=True)
+class _Due:
+    """Work that has ended when it really has, and not before `at`."""
+
+    work: Started
+    at: float
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(max(0.0, self.at - time.perf_counter()))

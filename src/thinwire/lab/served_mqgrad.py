@@ -23,15 +23,6 @@ from thinwire.server import join
 LIMIT_STEPS = 800
 
 
-class TwoWay(PacedLedger):
-    """A link that carries what is pulled after what was pushed."""
-
-    def add(self, **amounts: float) -> None:
-        super().add(**amounts)
-        if "bytes_received" in amounts:
-            self._arrival = self._pace.send(amounts["bytes_received"], time.perf_counter())
-
-
 def compare(
     specs: dict[str, str], seeds: int, progress: Callable[[str], None]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -106,7 +97,8 @@ def _train(role, spec: str, seed: int) -> float:
     from thinwire.lab import repro_mqgrad as setup
 
     worker, exchange = role.exchange.worker, role.exchange
-    exchange.ledger = TwoWay(Pace(setup.LINK_MBPS * 1e6))
+    rate = setup.LINK_MBPS * 1e6
+    exchange.ledger = PacedLedger(Pace(rate), down=Pace(rate))
     torch.manual_seed(seed)
     model = DistributedDataParallel(setup.network(), process_group=role.workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
