@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -13,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.kernels import native
+from thinwire.lab import shaped
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def examine() -> list[Finding]:
         _backends(),
         _threads(),
         _accelerator(),
-        *_network(),
+        _network(),
     ]
 
 
@@ -59,47 +58,7 @@ def _accelerator() -> Finding:
     return Finding("CUDA", "none", True, "training runs on the CPU")
 
 
-def _network() -> list[Finding]:
-    root = os.geteuid() == 0
-    ip, tc = shutil.which("ip"), shutil.which("tc")
-    tools = Finding("iproute2 (ip, tc)", "found" if ip and tc else "missing", bool(ip and tc),
-                    "" if ip and tc else "Debian: apt-get install iproute2")  # fmt: skip
-    if not root or not ip or not tc:
-        why = "not root" if not root else "iproute2 is missing"
-        return [
-            tools,
-            Finding("network namespaces", f"not usable: {why}", False, "the lab paces instead of shaping"),
-        ]
-    name = f"tw-doctor-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if made.returncode:
-        return [
-            tools,
-            Finding("network namespaces", made.stderr.strip(), False, "the lab paces instead of shaping"),
-        ]
-    try:
-        shape = [
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            "lo",
-            "root",
-            "tbf",
-            "rate",
-            "100mbit",
-            "burst",
-            "64kb",
-            "latency",
-            "50ms",
-        ]
-        tbf = subprocess.run(["ip", "netns", "exec", name, *shape], capture_output=True, text=True)
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
-    shaped = tbf.returncode == 0
-    return [
-        tools,
-        Finding("network namespaces", "usable", True),
-        Finding("shaping (tc tbf)", "usable" if shaped else tbf.stderr.strip(), shaped,
-                "" if shaped else "the lab paces instead of shaping"),
-    ]  # fmt: skip
+def _network() -> Finding:
+    why_not = shaped.why_not()
+    follows = "" if why_not is None else "the lab paces instead of shaping"
+    return Finding("shaped networks", f"not usable: {why_not}" if why_not else "usable", why_not is None, follows)
