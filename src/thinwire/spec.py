@@ -1,4 +1,4 @@
-"""Spec text such as "qsgd(bits=4)": how schemes, mixers and controllers are named, found and made."""
+"""Spec text such as "qsgd(bits=4)": how schemes, mixers, controllers and exchanges are named, found and made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
@@ -56,6 +56,9 @@ def _options(name: str, keywords: Iterable[ast.keyword], cls: type) -> dict[str,
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
             raise ValueError(f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}") from None
+    needed = [f.name for f in fields(cls) if f.init and f.default is MISSING and f.default_factory is MISSING]
+    if missing := [option for option in needed if option not in options]:
+        raise ValueError(f"{name} needs {', '.join(missing)}")
     return options
 
 
