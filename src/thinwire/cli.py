@@ -28,15 +28,27 @@ app = typer.Typer(
 )
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 TASKS: list[str] = [*compare_.DEFAULT_TASKS]
-SCHEMES: list[str] = [*compare_.DEFAULT_SCHEMES]
+EXCHANGES: list[str] = [*compare_.DEFAULT_EXCHANGES]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
 
 
 @app.command()
 def compare(
     task: Annotated[list[str], typer.Option(metavar="SPEC", help="mlp, cnn, path.py:function; repeatable.")] = TASKS,
-    scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="See `thinwire list`; repeatable.")] = SCHEMES,
-    exchange: Annotated[str, typer.Option(help=f"How workers talk: {', '.join(compare_.EXCHANGES)}.")] = "allreduce",
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC", help="See `thinwire list`; over gossip a mixer; repeatable. Without: a choice that fits."
+        ),
+    ] = None,
+    exchange: Annotated[
+        list[str],
+        typer.Option(metavar="SPEC", help='allreduce, "server(servers=2)", "gossip(graph=\'ring\')"; repeatable.'),
+    ] = EXCHANGES,
+    controller: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPEC", help="Also let mqgrad, schedule, ... turn the knobs of schemes; repeatable."),
+    ] = None,
     network: Annotated[
         str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
     ] = compare_.DEFAULT_NETWORK,
@@ -54,8 +66,8 @@ def compare(
       thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network auto:50mbit --report page.html
     """
     record = compare_.compare(
-        task, scheme, exchange=exchange, network=network, seeds=seeds, workers=workers, steps=steps, data=data,
-        json=json_file, report=report,
+        task, scheme or (), exchanges=exchange, controllers=controller or (), network=network, seeds=seeds,
+        workers=workers, steps=steps, data=data, json=json_file, report=report,
     )  # fmt: skip
     if record.interrupted:
         raise typer.Exit(130)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from thinwire import control
 from thinwire import schemes as registry
+from thinwire.lab import exchanges as ways
 from thinwire.lab import network as networks
 from thinwire.lab import report as reports
 from thinwire.lab import shaped, table
@@ -16,18 +18,19 @@ from thinwire.lab import tasks as task_specs
 from thinwire.lab.live import LiveTable
 from thinwire.lab.record import Plan, Record
 from thinwire.lab.run import execute
+from thinwire.steering import Steering
 
-EXCHANGES = ("allreduce",)
 DEFAULT_TASKS = ("mlp(width=1024)",)
-DEFAULT_SCHEMES = ("fp32", "fp16", "qsgd(bits=4)", "topkc(density=0.1)", "powersgd(factor_rank=4)")
+DEFAULT_EXCHANGES = ("allreduce",)
 DEFAULT_NETWORK = "auto:100mbit"
 
 
 def compare(
     tasks: Sequence[str] = DEFAULT_TASKS,
-    schemes: Sequence[str] = DEFAULT_SCHEMES,
+    schemes: Sequence[str] = (),
     *,
-    exchange: str = "allreduce",
+    exchanges: Sequence[str] = DEFAULT_EXCHANGES,
+    controllers: Sequence[str] = (),
     network: str = DEFAULT_NETWORK,
     seeds: int = 1,
     workers: int = 4,
@@ -37,35 +40,40 @@ def compare(
     report: Path | None = None,
     console: Console | None = None,
 ) -> Record:
-    """Run every task under every scheme and seed; show progress, then the table and the verdicts.
+    """Run every task under every scheme, exchange and seed; show progress, then the table and the verdicts.
+
+    schemes: compared over every exchange of their kind: schemes over allreduce and server, mixers over gossip. None:
+        the exchanges' defaults.
+    controllers: each of them also turns the knob of every scheme that has one, in runs of their own.
 
     Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
-    seed, so that what disturbs the machine for a while disturbs all alike. fp16, the baseline, is added if it
-    is not among the schemes. The record is written to `json` after every run, the page to `report` at the
+    seed, so that what disturbs the machine for a while disturbs all alike. The baseline, fp16 over allreduce, is added
+    if it is not among them. The record is written to `json` after every run, the page to `report` at the
     end. Ctrl-C ends it early with what is finished. Mistakes in the arguments raise ValueError before
     anything is started.
     """
     console = console or Console()
-    net = _check(tasks, schemes, exchange, network, seeds, workers, steps, data)
-    if table.BASELINE not in schemes:
-        schemes = (table.BASELINE, *schemes)
+    net = _check(tasks, network, seeds, workers, steps, data)
+    contestants = _contestants(schemes, exchanges, controllers, workers)
     plans = [
-        Plan(task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None)
+        Plan(task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller)
         for seed in range(seeds)
         for task in tasks
-        for scheme in schemes
+        for exchange, scheme, controller in contestants
     ]
     record = Record(
         {
-            "tasks": list(tasks), "schemes": list(schemes), "exchange": exchange, "network": str(net),
-            "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
+            "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
+            "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
+            "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
             "data": str(data) if data else None,
             "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
+    servers = max(ways.parse(exchange).server_count for exchange in record.config["exchanges"])
     try:
         with (
-            shaped.Shaped(net, workers) if net.mode == "shaped" else contextlib.nullcontext() as links,
+            shaped.Shaped(net, workers, servers) if net.mode == "shaped" else contextlib.nullcontext() as links,
             LiveTable(plans, console) as live,
         ):
             for plan in plans:
@@ -95,26 +103,19 @@ def show(record: Record, console: Console) -> None:
     console.print()
     for row in rows:
         task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
-        console.print(f"{task}{row.scheme}: {row.verdict}", highlight=False, markup=False)
+        console.print(f"{task}{row.label}: {row.verdict}", highlight=False, markup=False)
 
 
 def _check(
-    tasks: Sequence[str], schemes: Sequence[str], exchange: str, network: str,
-    seeds: int, workers: int, steps: int | None, data: Path | None,
-) -> networks.Network:  # fmt: skip
+    tasks: Sequence[str], network: str, seeds: int, workers: int, steps: int | None, data: Path | None
+) -> networks.Network:
     """Raise ValueError for whatever cannot be run; the network as it will be."""
     for name, count, least in (("seeds", seeds, 1), ("workers", workers, 2), ("steps", steps, 1)):
         if count is not None and count < least:
             raise ValueError(f"{name} must be at least {least}, got {count}")
-    if exchange not in EXCHANGES:
-        raise ValueError(f"unknown exchange {exchange!r}; known: {', '.join(EXCHANGES)}")
-    for name, given in (("task", tasks), ("scheme", schemes)):
-        if not given:
-            raise ValueError(f"name at least one {name}")
-        if len(set(given)) < len(given):
-            raise ValueError(f"the same {name} is named twice: {', '.join(given)}")
-    for scheme in schemes:
-        registry.parse(scheme)
+    _each_once("task", tasks)
+    if not tasks:
+        raise ValueError("name at least one task")
     for task in tasks:
         loaded = task_specs.load(task, data)
         smallest = len(loaded.dataset.train) // workers
@@ -125,3 +126,40 @@ def _check(
     net = networks.parse(network)
     net.check(workers)
     return networks.resolve(net, shaped.why_not() if net.mode in ("shaped", "auto") else None)
+
+
+def _contestants(
+    schemes: Sequence[str], exchanges: Sequence[str], controllers: Sequence[str], workers: int
+) -> list[tuple[str, str, str | None]]:
+    """(exchange, scheme, controller) of every run of a seed, the baseline among them."""
+    for name, given in (("scheme", schemes), ("exchange", exchanges), ("controller", controllers)):
+        _each_once(name, given)
+    if not exchanges:
+        raise ValueError("name at least one exchange")
+    found: list[tuple[str, str, str | None]] = []
+    homeless = list(schemes)
+    for exchange in exchanges:
+        way = ways.parse(exchange)
+        fitting = [scheme for scheme in schemes or way.defaults if way.takes(scheme)]
+        if not fitting:
+            raise ValueError(ways.misfit(schemes[0], exchange))
+        homeless = [scheme for scheme in homeless if scheme not in fitting]
+        for scheme in fitting:
+            way.check(scheme, workers)
+            steered = [c for c in controllers if way.steered and registry.parse(scheme).knob is not None]
+            found += [(exchange, scheme, controller) for controller in (None, *steered)]
+    if homeless:
+        raise ValueError(ways.misfit(homeless[0], ", ".join(exchanges)))
+    for controller in controllers:
+        turned = [scheme for _, scheme, by in found if by == controller]
+        if not turned:
+            raise ValueError(f"controller {control.parse(controller).name} has nothing to turn: no scheme has a knob")
+        for scheme in turned:
+            Steering(controller, registry.parse(scheme))
+    baseline = ("allreduce", table.BASELINE, None)
+    return found if baseline in found else [baseline, *found]
+
+
+def _each_once(name: str, given: Sequence[str]) -> None:
+    if len(set(given)) < len(given):
+        raise ValueError(f"the same {name} is named twice: {', '.join(given)}")

@@ -55,12 +55,16 @@ class LiveTable:
 
     def __rich__(self) -> Group:
         several = len({plan.task for plan in self._plans}) > 1
+        over = len({plan.exchange for plan in self._plans}) > 1
         table = Table(box=None, pad_edge=False)
-        for name in (*["task"] * several, "scheme", "seed", "", "step", "loss", "score", "seconds"):
-            table.add_column(name, justify="left" if name in ("task", "scheme", "") else "right", no_wrap=True)
+        for name in (*["task"] * several, "scheme", *["over"] * over):
+            table.add_column(name, no_wrap=True)
+        for name in ("seed", "", "step", "loss", "score", "seconds"):
+            table.add_column(name, justify="right" if name else "left", no_wrap=True)
         first = max(0, min(len(self._finished) - ROWS // 2, len(self._plans) - ROWS))
         for number, plan in list(enumerate(self._plans))[first : first + ROWS]:
-            table.add_row(*[plan.task] * several, plan.scheme, str(plan.seed), *self._cells(number))
+            head = (*[plan.task] * several, plan.name, *[plan.exchange] * over)
+            table.add_row(*head, str(plan.seed), *self._cells(number))
         return Group(Text(f"run {min(len(self._finished) + 1, len(self._plans))} of {len(self._plans)}"), table)
 
     def _cells(self, number: int) -> list[Text | ProgressBar | str]:
@@ -86,7 +90,7 @@ class LiveTable:
 
 
 def _told(run: Run) -> str:
-    head = f"{run.plan.task} {run.plan.scheme} seed {run.plan.seed}: "
+    head = f"{run.plan.task} {run.plan.name} over {run.plan.exchange} seed {run.plan.seed}: "
     if run.reason is not None:
         return head + f"failed: {run.reason}"
     reached = run.seconds_to_target

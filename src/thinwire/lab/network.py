@@ -10,6 +10,7 @@ After the colon come, separated by commas, in any order:
     100mbit                 what every worker can send at; kbit, mbit, gbit (bits per second, decimal)
     20mbit/100mbit          20 up, 100 down (shaped only; without it, receiving is not limited)
     2=10mbit                worker 2's own rate: one slow worker
+    server=1gbit            the rate of every parameter server; without it, the workers'
     5ms                     latency of every exchange (paced only); us, ms, s
 """
 
@@ -41,11 +42,21 @@ class Network:
     rate: Rate | None = None
     own_rates: tuple[tuple[int, Rate], ...] = ()  # (worker, its rate), where it differs
     latency_seconds: float = 0.0
+    servers: Rate | None = None  # None: as the workers
     why_paced: str | None = None  # what "auto" found missing for shaped
 
     def rate_of(self, worker: int) -> Rate:
         assert self.rate is not None, "the loopback has no rate"
         return dict(self.own_rates).get(worker, self.rate)
+
+    @property
+    def server_rate(self) -> Rate:
+        assert self.rate is not None, "the loopback has no rate"
+        return self.servers or self.rate
+
+    @property
+    def rates(self) -> list[Rate]:
+        return [rate for rate in (self.rate, self.servers, *dict(self.own_rates).values()) if rate is not None]
 
     def check(self, workers: int) -> None:
         """Raise unless every rate belongs to one of `workers` workers."""
@@ -57,6 +68,8 @@ class Network:
         if self.rate is None:
             return self.mode
         parts = [_rate_text(self.rate), *(f"{worker}={_rate_text(rate)}" for worker, rate in self.own_rates)]
+        if self.servers is not None:
+            parts.append(f"server={_rate_text(self.servers)}")
         if self.latency_seconds:
             parts.append(f"{self.latency_seconds * 1e3:g}ms")
         return f"{self.mode}:{','.join(parts)}"
@@ -72,22 +85,26 @@ def parse(text: str) -> Network:
             raise ValueError(f"network {text!r}: none takes no rate")
         return Network("none")
 
-    rate, own_rates, latency = None, {}, 0.0
+    rate, own_rates, servers, latency = None, {}, None, 0.0
     for part in rest.split(","):
         worker, equals, own = part.strip().partition("=")
         if found := _LATENCY.fullmatch(part.strip()):
             latency = float(found[1]) * _SECONDS[found[2]]
         elif not equals:
             rate = _rate(part.strip(), text)
+        elif worker == "server":
+            servers = _rate(own, text)
         elif worker.isdecimal():
             own_rates[int(worker)] = _rate(own, text)
         else:
-            raise ValueError(f"network {text!r}: {part.strip()!r} should be WORKER=RATE, such as 2=10mbit")
+            raise ValueError(
+                f"network {text!r}: {part.strip()!r} should be WORKER=RATE or server=RATE, such as 2=10mbit"
+            )
     if rate is None:
         raise ValueError(f"network {text!r} has no rate; it looks like {mode}:100mbit")
 
-    network = Network(mode, rate, tuple(sorted(own_rates.items())), latency)
-    two_way = any(r.down is not None for r in (rate, *own_rates.values()))
+    network = Network(mode, rate, tuple(sorted(own_rates.items())), latency, servers)
+    two_way = any(r.down is not None for r in network.rates)
     if two_way and latency:
         raise ValueError(f"network {text!r}: only shaped links have a down rate, and only paced ones a latency")
     if two_way and mode == "paced":
@@ -107,7 +124,7 @@ def resolve(network: Network, why_not_shaped: str | None) -> Network:
         return replace(network, mode="paced", why_paced="shaped links add no latency")
     if not why_not_shaped:
         return replace(network, mode="shaped")
-    if any(rate.down is not None for rate in (network.rate, *dict(network.own_rates).values()) if rate):
+    if any(rate.down is not None for rate in network.rates):
         raise ValueError(f"network {network} cannot be had: {why_not_shaped}; paced links have no down rate")
     return replace(network, mode="paced", why_paced=why_not_shaped)
 

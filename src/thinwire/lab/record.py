@@ -12,12 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to be made: task x scheme x exchange x network x seed."""
+    """One run to be made: task x scheme x exchange x network x seed. Over gossip, `scheme` is a mixer."""
 
     task: str
     scheme: str
@@ -27,11 +27,20 @@ class Plan:
     workers: int = 4
     steps: int | None = None  # None: as many as the task says
     data: str | None = None
+    controller: str | None = None  # who turns the scheme's knob
+
+    @property
+    def name(self) -> str:
+        """What is run, in one word; the exchange is told beside it."""
+        return self.scheme if self.controller is None else f"{self.scheme} by {self.controller}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """How far a run has come. Seconds are those of training, judging not counted. Bytes are one worker's."""
+    """How far a run has come. Seconds are those of training, judging not counted.
+
+    Bytes are those on the wire per worker: what one worker sends, and what servers send to it.
+    """
 
     step: int
     seconds: float
@@ -45,11 +54,13 @@ class Point:
 class Run:
     """What became of a plan. `reason` says why it failed, and is None for a run that came to its end.
 
-    `totals`, per worker, over the whole run: steps, seconds, bytes_sent; compute_seconds, encode_seconds and
-    wire_seconds, which add up to seconds (encode and wire count only where training waited for them); vnmse,
-    the mean of |X - Xhat|^2 / |X|^2 at the judged steps, X the exact mean gradient of the step, Xhat what was
-    applied; in shaped networks interface_bytes, sent as the kernel counts them, and interface_payload_bytes,
-    without headers.
+    `totals`, per worker, over the whole run: steps, seconds; bytes_sent, what servers sent to it included;
+    compute_seconds, encode_seconds and wire_seconds, which add up to seconds (encode and wire count only where training
+    waited for them); vnmse, the mean of |X - Xhat|^2 / |X|^2 at the judged steps, X the exact mean gradient of the
+    step, Xhat what was applied (NaN where no common mean is applied). In shaped networks also, everything that workers
+    and servers sent, divided by the workers: interface_bytes, as the kernel counts; interface_payload_bytes, without
+    the headers of Ethernet, IP and TCP; what they should come to, ledger_bytes and ledger_overhead_bytes (gloo's own
+    headers, by the number of messages).
     """
 
     plan: Plan

@@ -16,6 +16,7 @@ from thinwire.lab.record import Point, Record, Run
 
 # Okabe and Ito's colours: told apart with any colour vision. The baseline is black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6D00", "#7F7F7F")
+BASELINE_COLOUR = "#000000"
 PHASE_COLOURS = {"compute": "#56B4E9", "encode": "#E69F00", "wire": "#D55E00"}
 
 
@@ -30,7 +31,7 @@ class Axis:
 
 AXES = (
     Axis("seconds", "training seconds", lambda point: point.seconds),
-    Axis("bytes", "MB sent per worker", lambda point: point.bytes_sent / 1e6),
+    Axis("bytes", "MB on the wire per worker", lambda point: point.bytes_sent / 1e6),
     Axis("steps", "steps", lambda point: point.step),
 )
 
@@ -70,39 +71,49 @@ def _tasks(record: Record) -> list[str]:
 def _section(record: Record, task: str) -> Section:
     runs = [run for run in record.runs if run.plan.task == task]
     rows = [row for row in table.summarise(record) if row.task == task]
-    colours = _colours([row.scheme for row in rows])
-    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(runs, colours, axis)) for axis in AXES}
+    colours = _colours(rows)
+    curves: dict[str, list[Run]] = {}
+    for run in runs:
+        curves.setdefault(table.label(record, run), []).append(run)
+    figures = {
+        f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(curves, colours, axis)) for axis in AXES
+    }
     figures["Seconds per step, by what they went into"] = _html(_phases(rows))
-    if any(len({point.level for point in run.curve}) > 1 for run in runs):
-        figures["Level over steps"] = _html(_curves(runs, colours, AXES[2], lambda point: point.level))
+    steered = {label: group for label, group in curves.items() if group[0].plan.controller is not None}
+    if steered:
+        figures["Level over seconds"] = _html(_curves(steered, colours, AXES[0], lambda point: point.level))
     return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, colours)
 
 
-def _colours(schemes: Sequence[str]) -> dict[str, str]:
-    others = [scheme for scheme in schemes if scheme != table.BASELINE]
-    return {scheme: COLOURS[at % len(COLOURS)] for at, scheme in enumerate(others)} | {table.BASELINE: "#000000"}
+def _colours(rows: Sequence[table.Row]) -> dict[str, str]:
+    others = [row.label for row in rows if not row.baseline]
+    colours = {label: COLOURS[at % len(COLOURS)] for at, label in enumerate(others)}
+    return colours | {row.label: BASELINE_COLOUR for row in rows if row.baseline}
 
 
-def _scores(runs: Sequence[Run], colours: dict[str, str], axis: Axis) -> go.Figure:
+def _scores(curves: dict[str, list[Run]], colours: dict[str, str], axis: Axis) -> go.Figure:
     """The curves of the metric, and the target as a dotted line."""
-    figure = _curves(runs, colours, axis, lambda point: point.score)
-    figure.add_hline(y=runs[0].target, line={"dash": "dot", "width": 1, "color": "#666"})
-    if runs[0].metric == "accuracy":
+    figure = _curves(curves, colours, axis, lambda point: point.score)
+    first = next(iter(curves.values()))[0]
+    figure.add_hline(y=first.target, line={"dash": "dot", "width": 1, "color": "#666"})
+    if first.metric == "accuracy":
         figure.update_yaxes(tickformat=".0%")
     return figure
 
 
-def _curves(runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]) -> go.Figure:
+def _curves(
+    groups: dict[str, list[Run]], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]
+) -> go.Figure:
     """A bold line per scheme, the mean over its seeds, with the single runs faint behind it."""
     figure = go.Figure()
-    for scheme in dict.fromkeys(run.plan.scheme for run in runs):
-        curves = [run.curve for run in runs if run.plan.scheme == scheme and run.reason is None]
+    for label, runs in groups.items():
+        curves = [run.curve for run in runs if run.reason is None]
         # The baseline is dashed, so that a line that it lies upon can still be seen.
-        line = {"color": colours[scheme], "dash": "dash" if scheme == table.BASELINE else "solid"}
+        line = {"color": colours[label], "dash": "dash" if colours[label] == BASELINE_COLOUR else "solid"}
         for curve in curves if len(curves) > 1 else []:
             figure.add_scatter(
                 x=[axis.value(point) for point in curve], y=[value(point) for point in curve],
-                mode="lines", opacity=0.3, line=line | {"width": 1}, legendgroup=scheme,
+                mode="lines", opacity=0.3, line=line | {"width": 1}, legendgroup=label,
                 showlegend=False, hoverinfo="skip",
             )  # fmt: skip
         if curves:
@@ -110,8 +121,8 @@ def _curves(runs: Sequence[Run], colours: dict[str, str], axis: Axis, value: Cal
             figure.add_scatter(
                 x=[mean(map(axis.value, points)) for points in together],
                 y=[mean(map(value, points)) for points in together],
-                mode="lines+markers", name=scheme, legendgroup=scheme, line=line | {"width": 2.5},
-                marker={"size": 5},
+                mode="lines+markers", name=label, legendgroup=label, line=line | {"width": 2.5},
+                marker={"size": 5}, showlegend=True,
             )  # fmt: skip
     figure.update_xaxes(title=axis.title, rangemode="tozero")
     return figure
@@ -123,7 +134,7 @@ def _phases(rows: Sequence[table.Row]) -> go.Figure:
     done = [row for row in rows if row.runs]
     for phase, colour in PHASE_COLOURS.items():
         figure.add_bar(
-            y=[row.scheme for row in done], x=[row.phases[phase] for row in done],
+            y=[row.label for row in done], x=[row.phases[phase] for row in done],
             name=phase, orientation="h", marker={"color": colour},
         )  # fmt: skip
     figure.update_layout(barmode="stack")

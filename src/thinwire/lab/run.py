@@ -1,4 +1,4 @@
-"""A run: one process per worker, watched from start to end. Nothing of it outlives `execute`."""
+"""A run: one process per worker and server, watched from start to end. Nothing of it outlives `execute`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from thinwire.lab import tasks, worker
+from thinwire.lab import exchanges, tasks, worker
 from thinwire.lab.record import Plan, Point, Run
 from thinwire.lab.shaped import Shaped
 from thinwire.lab.worker import Failure, Progress
@@ -27,22 +27,25 @@ def execute(plan: Plan, links: Shaped | None, on_point: Callable[[Point], None] 
     """
     task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
     run = Run(plan, task.metric.name, task.metric.rising, task.target, plan.steps or task.steps)
+    servers = exchanges.parse(plan.exchange).server_count
     # Workers are forked from a server that has imported torch once, with the part that DDP imports on first
     # use (torch._dynamo, over a second of processor time in each worker otherwise).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thinwire.lab.worker", "torch._dynamo"])
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         members = []
+        barrier = context.Barrier(plan.workers)
         try:
-            for number in range(plan.workers):
+            for rank in range(servers + plan.workers):
                 ours, theirs = context.Pipe(duplex=False)
-                namespace = links.namespaces[number] if links else None
+                serves, number = rank < servers, rank if rank < servers else rank - servers
+                namespace = links.namespace(number, serves=serves) if links else None
                 process = context.Process(
-                    target=worker.main, args=(plan, number, namespace, Path(folder), theirs), daemon=True
+                    target=worker.main, args=(plan, rank, namespace, Path(folder), barrier, theirs), daemon=True
                 )
                 process.start()
                 theirs.close()
-                members.append(_Member(number, process, ours))
+                members.append(_Member(number, serves, process, ours))
             _listen(members, run, on_point)
         finally:
             for member in members:
@@ -54,9 +57,10 @@ def execute(plan: Plan, links: Shaped | None, on_point: Callable[[Point], None] 
 
 @dataclass
 class _Member:
-    """A worker as its parent sees it."""
+    """A worker, or a server, as its parent sees it."""
 
     number: int
+    serves: bool
     process: BaseProcess
     pipe: connection.Connection
     totals: dict[str, float] | None = None
@@ -80,12 +84,17 @@ class _Member:
             self.totals = message
 
     @property
+    def name(self) -> str:
+        return f"{'server' if self.serves else 'worker'} {self.number}"
+
+    @property
     def ended(self) -> bool:
         return self.totals is not None or self.failure is not None
 
 
 def _listen(members: list[_Member], run: Run, on_point: Callable[[Point], None]) -> None:
     heard: dict[int, list[Progress]] = defaultdict(list)
+    workers = sum(not member.serves for member in members)
     while not all(member.ended for member in members):
         failing = any(member.failure for member in members)
         ready = connection.wait([m.pipe for m in members if not m.ended], GRACE_SECONDS if failing else None)
@@ -96,16 +105,22 @@ def _listen(members: list[_Member], run: Run, on_point: Callable[[Point], None])
                 member.hear()
                 for progress in member.progress:
                     heard[progress.step].append(progress)
-                    if len(heard[progress.step]) == len(members):
+                    if len(heard[progress.step]) == workers:
                         run.curve.append(_point(heard.pop(progress.step)))
                         on_point(run.curve[-1])
                 member.progress.clear()
 
     run.reason = _reason(members)
     if run.reason is None:
-        totals = [member.totals for member in members if member.totals is not None]
-        run.totals = {name: sum(t[name] for t in totals) / len(totals) for name in totals[0]}
-        run.totals["vnmse"] = totals[0]["vnmse"]  # worker 0 measures for all
+        run.totals = _totals(members)
+
+
+def _totals(members: list[_Member]) -> dict[str, float]:
+    """Per worker: the workers' mean. What was metered counts whoever sent it, so the servers' share is in it."""
+    workers = [m.totals for m in members if not m.serves and m.totals is not None]
+    servers = [m.totals for m in members if m.serves and m.totals is not None]
+    mean = {name: sum(t[name] for t in (*workers, *servers) if name in t) / len(workers) for name in workers[0]}
+    return mean | {"vnmse": workers[0]["vnmse"]}  # worker 0 measures for all
 
 
 def _point(shares: list[Progress]) -> Point:
@@ -122,11 +137,11 @@ def _point(shares: list[Progress]) -> Point:
 
 def _reason(members: list[_Member]) -> str | None:
     """Why the run failed, told by the first that did."""
-    failures = [(member.failure.at, member.number, member.failure.reason) for member in members if member.failure]
+    failures = [(member.failure.at, member.name, member.failure.reason) for member in members if member.failure]
     if not failures:
         return None
-    _, number, reason = min(failures)
-    return f"worker {number} {reason}"
+    _, name, reason = min(failures)
+    return f"{name} {reason}"
 
 
 def _how_it_ended(exitcode: int | None) -> str:

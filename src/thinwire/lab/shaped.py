@@ -1,4 +1,4 @@
-"""Shaped links: a Linux network namespace per worker, joined by a bridge, each link's rate held by `tc tbf`.
+"""Shaped links: a Linux network namespace per worker (and server), joined by a bridge, rates held by `tc tbf`.
 
     namespace tw-PID-0            namespace tw-PID-1
       eth0 10.77.0.1                eth0 10.77.0.2         egress: tbf at the worker's up rate
@@ -29,7 +29,7 @@ QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so 
 INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
 _FOLDER = Path("/run/netns")
-_NAME = re.compile(r"tw-(\d+)-(?:\d+|switch)")
+_NAME = re.compile(r"tw-(\d+)-(?:\d+|server\d+|switch)")
 _CLONE_NEWNET = 0x40000000
 
 # Reads until its owner is gone (or says so by closing), then cleans up. Signals are for the owner to take.
@@ -49,10 +49,12 @@ exit 0
 class Shaped:
     """The namespaces of one comparison, from `with` to its end. One per process at a time."""
 
-    def __init__(self, network: Network, workers: int):
+    def __init__(self, network: Network, workers: int, servers: int = 0):
         network.check(workers)
         self.network = network
         self.namespaces = [f"tw-{os.getpid()}-{worker}" for worker in range(workers)]
+        self.namespaces += [f"tw-{os.getpid()}-server{server}" for server in range(servers)]
+        self._workers = workers
         self._switch = f"tw-{os.getpid()}-switch"
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -69,6 +71,10 @@ class Shaped:
             raise
         return self
 
+    def namespace(self, number: int, *, serves: bool = False) -> str:
+        """Of a worker, or of a server."""
+        return self.namespaces[number + self._workers if serves else number]
+
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -84,8 +90,8 @@ class Shaped:
         _run("ip", "netns", "add", self._switch)
         _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge", "forward_delay", "0")
         _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
-        for worker, namespace in enumerate(self.namespaces):
-            port = f"port{worker}"
+        for number, namespace in enumerate(self.namespaces):
+            port = f"port{number}"
             _run("ip", "netns", "add", namespace)
             _run("ip", "-n", namespace, "link", "set", "lo", "up")
             _run(
@@ -93,18 +99,11 @@ class Shaped:
                 "peer", "name", INTERFACE, "netns", namespace,
             )  # fmt: skip
             _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
-            _run(
-                "ip",
-                "-n",
-                namespace,
-                "addr",
-                "add",
-                f"10.77.{worker >> 8}.{(worker & 255) + 1}/16",
-                "dev",
-                INTERFACE,
-            )
+            address = f"10.77.{number >> 8}.{(number & 255) + 1}/16"
+            _run("ip", "-n", namespace, "addr", "add", address, "dev", INTERFACE)
             _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
-            rate: Rate = self.network.rate_of(worker)
+            serves = number >= self._workers
+            rate: Rate = self.network.server_rate if serves else self.network.rate_of(number)
             _limit(namespace, INTERFACE, rate.up)
             if rate.down is not None:
                 _limit(self._switch, port, rate.down)
@@ -116,7 +115,7 @@ def why_not() -> str | None:
         return "network namespaces are Linux's"
     missing = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if missing:
-        return f"{' and '.join(missing)} (iproute2) is not installed"
+        return f"{' and '.join(missing)} (Debian: apt-get install iproute2) not found"
     if os.geteuid() != 0:
         return "it needs root"
     trial = f"tw-{os.getpid()}-65535"  # no worker has that number

@@ -1,4 +1,4 @@
-"""From runs to a judgement: one row per task and scheme, seconds to the target against the fp16 row."""
+"""From runs to a judgement: a row per task, scheme and exchange; seconds to the target against fp16 over allreduce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from thinwire.lab.record import Record, Run
 
-BASELINE = "fp16"
+BASELINE = "fp16"  # over allreduce
 WORTH = 1.1  # a scheme pays from this speed-up on: less is within what one machine's runs vary by
 KEPT_POINTS = 0.5  # an accuracy this much (in percent) below the baseline's still counts as kept
 KEPT_SHARE = 0.01  # the same for other metrics, as a share of the baseline's
@@ -24,7 +24,9 @@ class Row:
     """What all seeds of a scheme on a task came to. Per-step figures are means over runs; None: not known."""
 
     task: str
-    scheme: str
+    scheme: str  # with its controller, if one turned its knob
+    exchange: str
+    label: str  # the scheme, with the exchange where the record has several
     metric: str
     rising: bool
     target: float
@@ -43,6 +45,10 @@ class Row:
     verdict: str = ""
 
     @property
+    def baseline(self) -> bool:
+        return self.scheme == BASELINE and self.exchange == "allreduce"
+
+    @property
     def mean_seconds(self) -> float | None:
         """Mean seconds to the target; None unless every run reached it."""
         reached = [seconds for seconds in self.seconds_to_target if seconds is not None]
@@ -55,20 +61,25 @@ class Row:
 
 
 def summarise(record: Record) -> list[Row]:
-    """A row per task and scheme, in the order of the comparison."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    """A row per task, exchange and scheme, in the order of the comparison."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in record.runs:
-        groups.setdefault((run.plan.task, run.plan.scheme), []).append(run)
-    plain = {key: _row(runs) for key, runs in groups.items()}
+        groups.setdefault((run.plan.task, run.plan.exchange, run.plan.name), []).append(run)
+    plain = {key: _row(runs, label(record, runs[0])) for key, runs in groups.items()}
     rows = []
-    for (task, _), row in plain.items():
-        fp16, fp32 = plain.get((task, "fp16")), plain.get((task, "fp32"))
+    for (task, *_), row in plain.items():
+        fp16, fp32 = (plain.get((task, "allreduce", scheme)) for scheme in ("fp16", "fp32"))
         against = Row(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
         rows.append(Row(**{**vars(against), "verdict": _verdict(against, fp16)}))
     return rows
 
 
-def _row(runs: list[Run]) -> Row:
+def label(record: Record, run: Run) -> str:
+    """What to call a run beside the others of its record."""
+    return f"{run.plan.name} over {run.plan.exchange}" if len(record.config["exchanges"]) > 1 else run.plan.name
+
+
+def _row(runs: list[Run], label: str) -> Row:
     done = [run for run in runs if run.reason is None]
 
     def per_step(name: str) -> float | None:
@@ -79,7 +90,9 @@ def _row(runs: list[Run]) -> Row:
     first = runs[0]
     return Row(
         task=first.plan.task,
-        scheme=first.plan.scheme,
+        scheme=first.plan.name,
+        exchange=first.plan.exchange,
+        label=label,
         metric=first.metric,
         rising=first.rising,
         target=first.target,
@@ -108,27 +121,28 @@ def _verdict(row: Row, baseline: Row | None) -> str:
     if not row.runs:
         return f"Failed: {row.failures[0]}."
     reached = sum(seconds is not None for seconds in row.seconds_to_target)
-    if row.scheme == BASELINE and reached < row.runs:
+    if row.baseline and reached < row.runs:
         return f"The baseline: reached {target} in {reached} of {row.runs} runs; give it more steps."
     if not reached:
         return f"Does not pay here: never reached {target}."
     if reached < row.runs:
         return f"Does not pay here: reached {target} in only {reached} of {row.runs} runs."
-    if row.scheme == BASELINE:
+    if row.baseline:
         return f"The baseline: {target} after {row.mean_seconds:.1f} s."
     if baseline is None or not baseline.runs:
-        return f"Reached {target} after {row.mean_seconds:.1f} s; without an {BASELINE} run there is no verdict."
+        told = f"Reached {target} after {row.mean_seconds:.1f} s"
+        return f"{told}; without a run of {BASELINE} over allreduce there is no verdict."
     if row.speedup_fp16 is None:
-        return f"Pays here: reached {target} after {row.mean_seconds:.1f} s; {BASELINE} did not always."
+        return f"Pays here: reached {target} after {row.mean_seconds:.1f} s; {baseline.label} did not always."
 
     speedup, lost = row.speedup_fp16, _lost(row, baseline)
     if speedup >= WORTH and not lost:
-        return f"Pays here: reaches {target} {speedup:.1f}x sooner than {BASELINE}, and ends no worse."
+        return f"Pays here: reaches {target} {speedup:.1f}x sooner than {baseline.label}, and ends no worse."
     if speedup >= WORTH:
-        return f"Reaches {target} {speedup:.1f}x sooner than {BASELINE}, but ends {lost}."
+        return f"Reaches {target} {speedup:.1f}x sooner than {baseline.label}, but ends {lost}."
     bound = max(row.phases, key=lambda phase: row.phases[phase] or 0.0)
     how = "as soon as" if speedup > 1 / WORTH else f"{1 / speedup:.1f}x later than"
-    return f"Does not pay here: reaches {target} {how} {BASELINE}; most of a step goes into {bound}."
+    return f"Does not pay here: reaches {target} {how} {baseline.label}; most of a step goes into {bound}."
 
 
 def _lost(row: Row, baseline: Row) -> str:
@@ -143,6 +157,7 @@ def _lost(row: Row, baseline: Row) -> str:
 def render(record: Record, rows: Sequence[Row]) -> Table:
     """The final table, for a terminal of 80 columns."""
     several = len({row.task for row in rows}) > 1
+    over = len(record.config["exchanges"]) > 1
     table = Table(
         title=f"{', '.join(record.config['tasks'])}: {setting(record)}",
         title_justify="left", title_style="bold", caption=caption(record), caption_justify="left",
@@ -155,8 +170,12 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
         "compute\n+encode\n+wire ms", "vs\nfp16", "vs\nfp32",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    exchange = None
     for row in rows:
-        head = [row.task] * several + [_on_two_lines(row.scheme)]
+        if over and row.exchange != exchange:
+            exchange = row.exchange
+            table.add_row(*[""] * several, Text(f"over {_broken(exchange)}", style="bold"))
+        head = [row.task] * several + [_broken(row.scheme)]
         if not row.runs:
             table.add_row(*head, Text("failed", style="red"), *[""] * 7)
             continue
@@ -175,16 +194,17 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _on_two_lines(scheme: str) -> str:
-    """Long spec text breaks before its options, not in the middle of a word."""
-    return scheme if len(scheme) <= 20 else scheme.replace("(", "\n (", 1)
+def _broken(spec: str) -> str:
+    """Long spec text breaks before its options and its controller, not in the middle of a word."""
+    lines = spec.split(" by ")
+    return "\n by ".join(line if len(line) <= 20 else line.replace("(", "\n (", 1) for line in lines)
 
 
 def setting(record: Record) -> str:
     """Workers, exchange, network and seeds, in words."""
     config = record.config
     seeds = f"{config['seeds']} seed{'s' * (config['seeds'] > 1)}"
-    return f"{config['workers']} workers, {config['exchange']}, {config['network']}, {seeds}"
+    return f"{config['workers']} workers, {', '.join(config['exchanges'])}, {config['network']}, {seeds}"
 
 
 def caption(record: Record) -> str:
@@ -193,23 +213,32 @@ def caption(record: Record) -> str:
     lines.append(f"{machine['cores']} cores of {machine['cpu']}; torch {record.versions['torch']}")
     if record.config.get("why_paced"):
         lines.append(f"paced, not shaped: {record.config['why_paced']}")
+    if not any(run.plan.scheme == BASELINE and run.plan.exchange == "allreduce" for run in record.runs):
+        lines.append(f"no baseline: {BASELINE} over allreduce was not run")
     lines.extend(_ledger_check(record))
     if record.interrupted:
         lines.append("interrupted: only what was finished is shown")
     return "\n".join(lines)
 
 
+def surplus(run: Run) -> float:
+    """How many more bytes the interfaces counted than the ledger and gloo's headers come to, as a share of these."""
+    totals = run.totals
+    return totals["interface_payload_bytes"] / (totals["ledger_bytes"] + totals["ledger_overhead_bytes"]) - 1
+
+
 def _ledger_check(record: Record) -> list[str]:
-    """How many more bytes the interfaces counted than the ledger, TCP/IP headers taken off: over all, and at most."""
-    counted = [run for run in record.runs if run.totals.get("bytes_sent") and "interface_bytes" in run.totals]
+    """Whether the counted bytes are the sent bytes: over all runs, and at most."""
+    counted = [run for run in record.runs if run.totals.get("ledger_bytes")]
     if not counted:
         return []
-    over = {run.plan.scheme: run.totals["interface_payload_bytes"] / run.totals["bytes_sent"] - 1 for run in counted}
-    total = sum(run.totals["interface_payload_bytes"] for run in counted) / sum(
-        run.totals["bytes_sent"] for run in counted
-    )
-    worst = max(over, key=lambda scheme: abs(over[scheme]))
-    return [f"the interfaces sent {total - 1:+.1%} against the ledger's bytes; {over[worst]:+.1%} under {worst}"]
+    names = ("ledger_bytes", "ledger_overhead_bytes", "interface_payload_bytes")
+    booked, headers, seen = (sum(run.totals[name] for run in counted) for name in names)
+    worst = max(counted, key=lambda run: abs(surplus(run)))
+    return [
+        f"the interfaces sent {seen / (booked + headers) - 1:+.1%} against the ledger's bytes and gloo's headers "
+        f"({headers / booked:.1%} of them); at most {surplus(worst):+.1%}, under {label(record, worst)}"
+    ]
 
 
 def target_text(row: Row) -> str:

@@ -1,7 +1,7 @@
-"""One worker of a run: a process that trains, keeps the time and tells its parent how it goes.
+"""One process of a run: a worker that trains, keeps the time and tells its parent how it goes, or a server.
 
-The parent gets, through a pipe, a `Progress` at every judged step, then the totals (a dict) at the end, or a
-`Failure`.
+The parent gets, through a pipe, a `Progress` of a worker at every judged step, then the totals (a dict) at the end, or
+a `Failure`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import attach
-from thinwire.exchange.allreduce import AllReduce
-from thinwire.lab import network, shaped, tasks
+from thinwire.lab import exchanges, shaped, tasks
 from thinwire.lab.datasets import Examples
-from thinwire.lab.paced import Pace, PacedLedger
+from thinwire.lab.probe import Probe
 from thinwire.lab.record import Plan
+from thinwire.lab.sides import PATIENCE_SECONDS, Desk, serve, sit_down
+from thinwire.server import Role, join
 
-# A worker that dies is noticed at once, by its closed connections; a slow link is no reason to give up.
-PATIENCE = datetime.timedelta(hours=2)
+# gloo's own headers of one message: "I will send", "I am ready" and what goes before the bytes, 48 each. Measured on
+# interface counters: exactly so, for pairs and for what collectives are made of.
+GLOO_BYTES = 144
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,8 +56,11 @@ class Failure:
     reason: str
 
 
-def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: Connection) -> None:
-    """The whole life of a worker process."""
+def main(plan: Plan, rank: int, namespace: str | None, folder: Path, barrier: Barrier, report: Connection) -> None:
+    """The whole life of one process of a run. The first ranks are the servers, if the exchange has any.
+
+    What the lab itself needs passes by folder, barrier and pipe: the links carry training alone.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no worker outlives its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
@@ -67,15 +70,23 @@ def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: C
             shaped.enter(namespace)
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else loopback
+        exchange = exchanges.parse(plan.exchange)
         # A file tells the workers of each other: no port to find free, and no traffic on the links.
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/rendezvous",
-            rank=worker,
-            world_size=plan.workers,
-            timeout=PATIENCE,
+            rank=rank,
+            world_size=exchange.server_count + plan.workers,
+            timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
         )
-        totals = _train(plan, worker, folder, report, counted=namespace is not None)
+        task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
+        desk = Desk(plan, task, rank - exchange.server_count, folder, barrier.wait)
+        role = None
+        if isinstance(exchange, exchanges.Server):
+            down = "same" if exchange.staleness is not None else exchange.down
+            role = join(servers=exchange.servers, down=down or "same", lost="stop", timeout=PATIENCE_SECONDS)
+        counted = namespace is not None
+        totals = _serve(desk, role, counted) if role and role.serves else _train(desk, role, report, counted)
         dist.destroy_process_group()
         report.send(totals)
     except Exception as error:
@@ -84,60 +95,78 @@ def main(plan: Plan, worker: int, namespace: str | None, folder: Path, report: C
         raise SystemExit(1) from None
 
 
-def _train(plan: Plan, worker: int, folder: Path, report: Connection, *, counted: bool) -> dict[str, float]:
-    task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
-    steps = plan.steps or task.steps
-    torch.manual_seed(plan.seed)
-    model = DistributedDataParallel(task.model())
-    wire = attach(model, plan.scheme, exchange=_exchange(plan, worker), seed=plan.seed)
-    optimizer = task.optimizer(model.parameters())
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+def _serve(desk: Desk, role: Role, counted: bool) -> dict[str, float]:
+    meter = Meter(counted)
+    return meter.read(serve(desk, role))
+
+
+def _train(desk: Desk, role: Role | None, report: Connection, counted: bool) -> dict[str, float]:
+    plan, task, worker = desk.plan, desk.task, desk.worker
     shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
     batches = shard.batches(task.batch, seed=plan.seed * 1000 + worker)
     exam = task.dataset.test.part(worker, plan.workers)
-    probe = Probe(model.module, folder / "gradients", worker, plan.workers)
+    side = sit_down(desk, role)
 
-    dist.barrier()
-    before = shaped.sent() if counted else (0, 0)
+    if side.in_step:
+        desk.meet()
+    meter = Meter(counted)
+    before = side.stats()
     seconds = 0.0
-    for step in range(1, steps + 1):
-        judged = task.judged(step, steps)
-        with probe.watching() if judged else _nothing():
+    for step in range(1, desk.steps + 1):
+        judged = task.judged(step, desk.steps)
+        with side.probe.watching() if judged and side.probe else nullcontext():
             began = time.perf_counter()
             batch = next(batches)
-            optimizer.zero_grad()
-            loss = task.loss(model(batch.inputs), batch.targets)
+            side.begin()
+            loss = task.loss(side.model(batch.inputs), batch.targets)
             loss.backward()
-            wire.observe(loss)
-            optimizer.step()
-            schedule.step()
+            side.end(loss)
             seconds += time.perf_counter() - began
         if judged:
-            seconds -= probe.measure()
-            scores = _scores(task, model.module, exam)
-            sent, level = wire.stats()["bytes_sent"], wire.stats()["level"]
+            seconds -= side.probe.measure() if side.probe else 0.0
+            with side.judging():
+                scores = _scores(task, side.bare, exam)
+            stats = _since(before, side.stats())
+            sent, level = _on_wire(stats), stats["level"]
             report.send(Progress(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
-            dist.barrier()
+            if side.in_step:
+                desk.meet()
 
-    stats = wire.stats()
-    totals = _totals(stats, steps, seconds, probe)
-    if counted:
-        nbytes, packets = (after - began for after, began in zip(shaped.sent(), before, strict=True))
-        totals |= {
-            "interface_bytes": nbytes,
-            "interface_payload_bytes": nbytes - packets * shaped.HEADER_BYTES,
-        }
-    wire.close()
+    stats = _since(before, side.stats())
+    totals = _totals(stats, desk.steps, seconds, side.probe) | meter.read(stats)
+    side.close()
     return totals
 
 
-def _exchange(plan: Plan, worker: int) -> AllReduce:
-    assert plan.exchange == "allreduce"
-    exchange = AllReduce()
-    net = network.parse(plan.network)
-    if net.mode == "paced":
-        exchange.ledger = PacedLedger(Pace(net.rate_of(worker).up, net.latency_seconds))
-    return exchange
+def _on_wire(stats: dict[str, float]) -> float:
+    """What a server sends to a worker is on the wire for it, too."""
+    return stats["bytes_sent"] + stats.get("bytes_received", 0.0)
+
+
+class Meter:
+    """What this process's interface has sent since it was made, as the kernel counts; nothing where not `counted`.
+
+    `stats`: the ledger's totals of the same time, to hold against it.
+    """
+
+    def __init__(self, counted: bool):
+        self._before = shaped.sent() if counted else None
+
+    def read(self, stats: dict[str, float]) -> dict[str, float]:
+        if self._before is None:
+            return {}
+        nbytes, packets = (after - before for after, before in zip(shaped.sent(), self._before, strict=True))
+        return {
+            "interface_bytes": nbytes,
+            "interface_payload_bytes": nbytes - packets * shaped.HEADER_BYTES,
+            "ledger_bytes": stats["bytes_sent"],
+            "ledger_overhead_bytes": stats["sends"] * GLOO_BYTES,
+        }
+
+
+def _since(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+    """Totals of training alone; the level is none."""
+    return {name: value if name == "level" else value - before.get(name, 0.0) for name, value in now.items()}
 
 
 def _scores(task: tasks.Task, model: nn.Module, exam: Examples) -> Tensor:
@@ -150,7 +179,7 @@ def _scores(task: tasks.Task, model: nn.Module, exam: Examples) -> Tensor:
     return values
 
 
-def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -> dict[str, float]:
+def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe | None) -> dict[str, float]:
     """Where the seconds went. Encoding and waiting, on the lane, count as far as training waited for them."""
     exposed = min(stats["exposed_seconds"], seconds)
     lane = stats["encode_seconds"] + stats["wire_seconds"]
@@ -161,64 +190,8 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe) -
         "compute_seconds": seconds - exposed,
         "encode_seconds": stats["encode_seconds"] * share,
         "wire_seconds": stats["wire_seconds"] * share,
-        "bytes_sent": stats["bytes_sent"],
+        "bytes_sent": _on_wire(stats),
         "bytes_dense": stats["bytes_dense"],
         "messages": stats["messages"],
-        "vnmse": probe.vnmse,
+        "vnmse": probe.vnmse if probe else float("nan"),
     }
-
-
-class Probe:
-    """Measures vNMSE on real steps, off the network.
-
-    Every worker copies its own gradient, as backward makes it, into a file that all of them map.
-    """
-
-    def __init__(self, model: nn.Module, file: Path, worker: int, workers: int):
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._worker = worker
-        numel = sum(p.numel() for p in self._parameters)
-        self._all = torch.from_file(str(file), shared=True, size=numel * workers).view(workers, numel)
-        self._copying_seconds = 0.0
-        self._values: list[float] = []
-
-    @property
-    def vnmse(self) -> float:
-        return sum(self._values) / len(self._values) if self._values else float("nan")
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Copy the gradients of the backward pass inside."""
-        self._copying_seconds = 0.0
-        own = self._all[self._worker].split([p.numel() for p in self._parameters])
-        hooks = [
-            p.register_hook(lambda gradient, place=place: self._copy(gradient, place))
-            for p, place in zip(self._parameters, own, strict=True)
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _copy(self, gradient: Tensor, place: Tensor) -> None:
-        began = time.perf_counter()
-        place.copy_(gradient.reshape(-1))
-        self._copying_seconds += time.perf_counter() - began
-
-    def measure(self) -> float:
-        """Compare what was applied with the exact mean; the seconds that copying took out of training.
-
-        Worker 0 does it for all. Every copy is there: none of the means it has got could be had without them.
-        """
-        if self._worker == 0:
-            exact = self._all.mean(0)
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-            applied = torch.cat([grad.reshape(-1) for grad in grads])
-            self._values.append(((applied - exact).square().sum() / exact.square().sum()).item())
-        return self._copying_seconds
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
