@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from needs import shaping
 from rich.console import Console
-from test_table import made_up
+from test_table import made_up, record_of
 
+from thinwire import cli
 from thinwire.lab import compare as module
 from thinwire.lab import shaped
 from thinwire.lab.compare import compare
@@ -122,14 +124,27 @@ def test_stopping_a_real_comparison_leaves_nothing_behind(how, tmp_path):
     "changed, said",
     [
         ({"schemes": ["zip"]}, "unknown scheme 'zip'"),
-        ({"schemes": []}, "at least one scheme"),
         ({"schemes": ["fp16", "fp16"]}, "named twice"),
         ({"tasks": ["chess"]}, "unknown task 'chess'"),
         ({"tasks": ["fashion"]}, "--data"),
         ({"network": "shaped:fast"}, "cannot read the rate 'fast'"),
         ({"network": "none:1mbit"}, "takes no rate"),
         ({"network": "paced:1mbit,7=2mbit"}, "worker 7"),
-        ({"exchange": "pigeon"}, "unknown exchange 'pigeon'"),
+        ({"exchanges": ["pigeon"]}, "unknown exchange 'pigeon'"),
+        ({"exchanges": []}, "at least one exchange"),
+        ({"exchanges": ["server(servers=0)"]}, "servers must be at least 1, got 0"),
+        ({"exchanges": ["server(staleness=1, down='qsgd')"]}, "down is one of fp32, fp16, bf16, got 'qsgd'"),
+        ({"exchanges": ["server(staleness=1)"], "schemes": ["powersgd"]}, "powersgd is a conversation"),
+        ({"exchanges": ["gossip(graph='web')"], "schemes": ["dpsgd"]}, "graph must be one of ring"),
+        ({"exchanges": ["gossip(graph='hypercube')"], "schemes": ["dpsgd"], "workers": 3}, "a hypercube has 2, 4, 8"),
+        ({"exchanges": ["gossip"], "schemes": ["qsgd"]}, "qsgd compresses gradients, gossip mixes weights"),
+        ({"exchanges": ["gossip"], "schemes": ["zip"]}, "unknown scheme 'zip'"),
+        ({"exchanges": ["allreduce"], "schemes": ["dpsgd"]}, "needs --exchange gossip"),
+        ({"exchanges": ["allreduce", "server"], "schemes": ["fp16", "dpsgd"]}, "needs --exchange gossip"),
+        ({"controllers": ["autopilot"]}, "unknown controller 'autopilot'"),
+        ({"controllers": ["schedule"]}, "schedule needs levels_at"),
+        ({"controllers": ["mqgrad"]}, "mqgrad has nothing to turn"),
+        ({"controllers": ["fixed(level=99)"], "schemes": ["qsgd"]}, "99"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"workers": 1}, "workers must be at least 2, got 1"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
@@ -142,6 +157,26 @@ def test_mistakes_are_one_line_before_anything_starts(changed, said, console):
         compare(**arguments)
     assert said in str(caught.value) and "\n" not in str(caught.value)
     assert console.file.getvalue() == "" and multiprocessing.active_children() == []
+
+
+def test_schemes_and_mixers_go_where_they_can_travel(monkeypatch, console):
+    monkeypatch.setattr(module, "execute", lambda plan, links, on_point: replace(made_up("x", 1.0, [0.9]), plan=plan))
+    record = compare(
+        [TINY], ["qsgd", "fp32", "dpsgd"], exchanges=["server", "gossip"], controllers=["mqgrad"], network="none",
+        seeds=1, workers=2, console=console,
+    )  # fmt: skip
+    assert [(run.plan.exchange, run.plan.scheme, run.plan.controller) for run in record.runs] == [
+        ("allreduce", "fp16", None),  # the baseline, unasked
+        ("server", "qsgd", None),
+        ("server", "qsgd", "mqgrad"),
+        ("server", "fp32", None),
+        ("gossip", "dpsgd", None),
+    ]
+    shown = console.file.getvalue()
+    for text in ("qsgd by mqgrad over server: ", "dpsgd over gossip: ", "fp16 over allreduce: The baseline"):
+        assert text in shown
+    without = compare([TINY], exchanges=["gossip"], network="none", workers=2, console=console)
+    assert {"dpsgd", "powergossip"} < {run.plan.scheme for run in without.runs}
 
 
 def test_shaped_without_root_is_one_line(monkeypatch, console):
@@ -160,7 +195,7 @@ def test_a_run_that_diverged_is_kept_as_valid_json(tmp_path):
     assert loaded.totals == run.totals
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 1}', '{"format": 2}'])
 def test_files_that_are_no_record_are_refused(text, tmp_path):
     file = tmp_path / "x.json"
     with pytest.raises(ValueError, match="missing file"):
@@ -168,3 +203,32 @@ def test_files_that_are_no_record_are_refused(text, tmp_path):
     file.write_text(text)
     with pytest.raises(ValueError, match=r"x\.json"):
         Record.load(file)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["compare", "--scheme", "zip"], "unknown scheme 'zip'"),
+        (["compare", "--task", "fashion", "--data", "/nowhere"], "/nowhere"),
+        (["compare", "--network", "shaped:fast"], "cannot read the rate 'fast'"),
+        (["compare", "--exchange", "gossip", "--scheme", "qsgd"], "mixes weights"),
+        (["compare", "--seeds", "0"], "seeds must be at least 1"),
+        (["report", "/nowhere/record.json"], "missing file: /nowhere/record.json"),
+    ],
+)
+def test_the_command_says_mistakes_in_one_line(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thinwire", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and told.out == ""
+    assert told.err.startswith("thinwire: ") and said in told.err and told.err.count("\n") == 1
+
+
+def test_the_command_makes_the_page_again(tmp_path, monkeypatch, capsys):
+    file, page = tmp_path / "record.json", tmp_path / "page.html"
+    record_of(made_up("fp16", 1.0, [0.9])).save(file)
+    monkeypatch.setattr(sys, "argv", ["thinwire", "report", str(file), str(file), "--out", str(page)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0 and page.read_text().count("The baseline") == 2

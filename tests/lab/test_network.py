@@ -17,6 +17,7 @@ from thinwire.lab.paced import Pace, PacedLedger
         ("auto:20mbit/100mbit", Network("auto", Rate(20e6, 100e6))),
         ("shaped:100mbit,2=10mbit,0=1mbit/5mbit",
          Network("shaped", Rate(100e6), ((0, Rate(1e6, 5e6)), (2, Rate(10e6))))),
+        ("paced:100mbit,server=1gbit", Network("paced", Rate(100e6), servers=Rate(1e9))),
     ],
 )  # fmt: skip
 def test_text_is_read_and_written(text, expected):
@@ -28,7 +29,7 @@ def test_text_is_read_and_written(text, expected):
     "text",
     ["", "fast", "shaped", "shaped:", "shaped:100", "shaped:0mbit", "shaped:-1mbit", "shaped:100mbit/",
      "none:1mbit", "shaped:2=10mbit", "shaped:100mbit,x=1mbit", "shaped:100mbit,5ms", "paced:1mbit/2mbit",
-     "auto:1mbit/2mbit,5ms", "paced:5ms", "paced:1mbit,5min"],
+     "auto:1mbit/2mbit,5ms", "paced:1mbit,server=1mbit/2mbit", "paced:5ms", "paced:1mbit,5min"],
 )  # fmt: skip
 def test_mistakes_are_one_line(text):
     with pytest.raises(ValueError, match="network") as caught:
@@ -39,6 +40,8 @@ def test_mistakes_are_one_line(text):
 def test_rates_are_looked_up_and_checked_per_worker():
     net = network.parse("shaped:100mbit,2=10mbit")
     assert [net.rate_of(worker).up for worker in range(3)] == [100e6, 100e6, 10e6]
+    assert net.server_rate.up == 100e6
+    assert network.parse("shaped:100mbit,server=1gbit").server_rate.up == 1e9
     net.check(3)
     with pytest.raises(ValueError, match="worker 2"):
         net.check(2)
@@ -76,20 +79,62 @@ class Clock:
         self.now += seconds
 
 
-def test_a_paced_ledger_takes_as_long_as_the_wire(monkeypatch):
+class Done:
+    """Work that a loopback has done at once."""
+
+    def wait(self):
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(paced, "time", clock)
     monkeypatch.setattr("thinwire.ledger.time", clock)
+    return clock
+
+
+def test_a_paced_ledger_takes_as_long_as_the_wire(clock):
     ledger = PacedLedger(Pace(8e6, latency_seconds=0.25))  # 1 MB per second
-    ledger.add(bytes_sent=500_000, messages=1)
+    work = ledger.started(Done(), bytes_sent=500_000, messages=1)
     with ledger.timed("wire_seconds"):
         clock.sleep(0.1)  # what the loopback takes counts as part of it
+        work.wait()
     assert clock.now == pytest.approx(100.75)
     with ledger.timed("encode_seconds"):
         clock.sleep(1.0)
-    with ledger.timed("wire_seconds"):
-        pass  # nothing was sent: nothing to wait for
+    ledger.started(Done(), messages=1).wait()  # nothing was sent: nothing to wait for
     assert clock.now == pytest.approx(101.75)
     assert ledger.totals() == pytest.approx(
-        {"bytes_sent": 500_000, "messages": 1, "wire_seconds": 0.75, "encode_seconds": 1.0}
+        {"bytes_sent": 500_000, "messages": 2, "wire_seconds": 0.75, "encode_seconds": 1.0}
     )
+
+
+def test_each_job_is_due_when_its_own_bytes_are_there(clock):
+    """Two buckets in flight share the link: the first does not wait for the second's bytes, nor the second twice."""
+    ledger = PacedLedger(Pace(8e6, latency_seconds=0.25))
+    first = ledger.started(Done(), bytes_sent=1_000_000)
+    second = ledger.started(Done(), bytes_sent=2_000_000)
+    first.wait()
+    assert clock.now == pytest.approx(101.25)
+    third = ledger.started(Done(), bytes_sent=1_000_000)  # behind the second, which leaves until 103
+    second.wait()
+    assert clock.now == pytest.approx(103.25)  # latency does not occupy the link
+    third.wait()
+    assert clock.now == pytest.approx(104.25)
+    first.wait()  # long there
+    assert clock.now == pytest.approx(104.25)
+
+
+def test_an_answer_begins_when_the_question_has_arrived(clock):
+    ledger = PacedLedger(Pace(8e6), down=Pace(16e6, latency_seconds=0.5))
+    push = ledger.started(Done(), bytes_sent=1_000_000)
+    pull = ledger.started(Done(), bytes_received=1_000_000)
+    push.wait()
+    assert clock.now == pytest.approx(101.0)
+    ledger.started(Done(), bytes_sent=3_000_000).wait()  # the other direction is free meanwhile
+    assert clock.now == pytest.approx(104.0)
+    pull.wait()  # 101 + 0.5 + 0.5: it came while the next was pushed
+    assert clock.now == pytest.approx(104.0)
+    ledger.started(Done(), bytes_received=1_000_000).wait()
+    assert clock.now == pytest.approx(105.0)

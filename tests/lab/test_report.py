@@ -17,8 +17,20 @@ def record():
         made_up("fp32", 4.0, [0.5, 0.8, 0.85]),
         made_up("qsgd(bits=4)", 0.5, [0.5, 0.8, 0.86]),
         made_up("qsgd(bits=4)", 0.6, [0.4, 0.8, 0.84], seed=1),
+        made_up("qsgd(bits=4)", 0.5, [0.5, 0.8, 0.86], controller="mqgrad", levels=[2, 4, 8]),
+        made_up("powergossip", 0.5, [0.5, 0.8, 0.86], exchange="gossip"),
         made_up("<b>odd</b>", 1.0, [0.1], reason="worker 0 failed: <i>"),
     )
+
+
+def test_levels_are_drawn_for_controllers_alone(record, tmp_path):
+    file = tmp_path / "report.html"
+    report.write([record_of(*(run for run in record.runs if run.plan.controller is None))], file)
+    assert "Level over seconds" not in file.read_text()
+    report.write([record], file)
+    page = file.read_text()
+    figure = page[page.index("Level over seconds") :]
+    assert "by mqgrad over allreduce" in figure and "powergossip" not in figure
 
 
 def test_the_page_is_self_contained_and_escapes_what_it_shows(record, tmp_path):
@@ -53,7 +65,9 @@ def test_the_page_in_a_browser(record, tmp_path):
     )
     assert "CONSOLE" not in browser.stderr
     drawn = set(re.findall(r'class="legendtext"[^>]*data-unformatted="([^"]+)"', browser.stdout))
-    assert {"fp16", "fp32", "qsgd(bits=4)", "compute", "encode", "wire"} <= drawn
+    curves = {row.label for row in table.summarise(record) if row.runs}
+    assert curves | {"compute", "encode", "wire"} == drawn
+    assert "powergossip over gossip" in curves and "Level over seconds" in browser.stdout
     for row in table.summarise(record):
         if row.scheme != "<b>odd</b>":
             assert row.verdict in browser.stdout

@@ -5,9 +5,11 @@ import os
 import signal
 
 import pytest
+import torch
 from needs import shaping
 
-from thinwire.lab import network
+from thinwire.lab import network, table
+from thinwire.lab.probe import Replicas
 from thinwire.lab.record import Plan
 from thinwire.lab.run import execute
 from thinwire.lab.shaped import Shaped
@@ -72,13 +74,73 @@ def test_a_failing_worker_fails_the_run_with_its_reason(tmp_path):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("exchange", ["server(servers=2)", "server(staleness=1)", 'gossip(graph="complete")'])
+def test_every_exchange_trains(exchange):
+    scheme = "dpsgd" if "gossip" in exchange else "fp32"
+    run = execute(Plan(SMALL, scheme, seed=1, exchange=exchange, workers=2, steps=7), None)
+    assert run.reason is None and [point.step for point in run.curve] == [3, 6, 7]
+    assert run.curve[-1].loss < run.curve[0].loss
+    phases = sum(run.totals[f"{phase}_seconds"] for phase in ("compute", "encode", "wire"))
+    assert phases == pytest.approx(run.totals["seconds"])
+    # Two ways to a server and back, or once to the only neighbour, who starts equal and needs nothing at first.
+    dense = run.totals["bytes_dense"] * (1 if "gossip" in exchange else 2)
+    assert run.totals["bytes_sent"] == pytest.approx(dense, rel=0.05) and run.totals["bytes_sent"] >= dense
+    assert run.curve[-1].bytes_sent == pytest.approx(run.totals["bytes_sent"], rel=0.01)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_server_gives_what_an_allreduce_gives():
+    runs = [execute(Plan(SMALL, "fp32", 1, exchange, workers=2, steps=6), None) for exchange in ("allreduce", "server")]
+    losses = [[point.loss for point in run.curve] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert runs[1].totals["vnmse"] < 1e-12
+
+
+def test_a_killed_server_fails_the_run_with_its_reason():
+    def kill_the_server(point):
+        first = min(multiprocessing.active_children(), key=lambda child: int(child.name.rpartition("-")[2]))
+        os.kill(first.pid, signal.SIGKILL)
+
+    run = execute(Plan("regression", "fp32", 0, "server", workers=2, steps=400), None, kill_the_server)
+    assert run.reason == "server 0 was killed by SIGKILL"
+    assert multiprocessing.active_children() == []
+
+
+def test_a_controller_turns_the_knob():
+    plan = Plan("regression(evaluate_every=2)", "qsgd(bits=8)", 0, workers=2, steps=8,
+                controller="schedule(levels_at=((0, 2), (4, 8)), interval=2)")  # fmt: skip
+    run = execute(plan, None)
+    assert run.reason is None
+    assert [point.level for point in run.curve] == [2, 2, 8, 8]
+
+
+def test_the_mean_of_all_replicas_is_judged_and_given_back(tmp_path):
+    models = [torch.nn.BatchNorm1d(3) for _ in range(2)]
+    for number, model in enumerate(models):
+        model.weight.data.fill_(number)
+        model.running_mean.fill_(10.0 * number)
+    other = Replicas(models[1], tmp_path / "rows", 1, 2, lambda: None)
+    with other.averaged():
+        pass  # its row is there
+
+    with Replicas(models[0], tmp_path / "rows", 0, 2, lambda: None).averaged():
+        assert models[0].weight.tolist() == [0.5] * 3 and models[0].running_mean.tolist() == [5.0] * 3
+    assert models[0].weight.tolist() == [0.0] * 3 and models[0].running_mean.tolist() == [0.0] * 3
+    assert models[1].weight.tolist() == [1.0] * 3
+
+
 @shaping
 def test_counted_bytes_are_sent_bytes():
-    with Shaped(network.parse("shaped:1gbit"), 3) as links:
-        for scheme in ("fp16", "qsgd(bits=4)"):
+    """Payload and gloo's headers, counted, are what the interfaces count: few large messages or many small ones."""
+    cases = [
+        ("allreduce", "fp16"), ("allreduce", "qsgd(bits=4)"), ("allreduce", "powersgd(factor_rank=1)"),
+        ("server", "qsgd(bits=4)"), ("gossip", "powergossip"),
+    ]  # fmt: skip
+    with Shaped(network.parse("shaped:1gbit"), 3, servers=1) as links:
+        for exchange, scheme in cases:
             run = execute(
-                Plan("mlp(width=256, batch=16)", scheme, 0, network="shaped:1gbit", workers=3, steps=6), links
+                Plan("mlp(width=256, batch=16)", scheme, 0, exchange, network="shaped:1gbit", workers=3, steps=6), links
             )
             assert run.reason is None
-            assert run.totals["interface_payload_bytes"] == pytest.approx(run.totals["bytes_sent"], rel=0.03)
+            assert abs(table.surplus(run)) < 0.03, (exchange, scheme, run.totals)
             assert run.totals["interface_bytes"] > run.totals["interface_payload_bytes"]

@@ -43,10 +43,11 @@ def ours() -> list[str]:
 
 @shaping
 def test_links_have_the_rates_asked_for_and_are_removed():
-    with Shaped(network.parse("shaped:100mbit,1=10mbit/20mbit"), 3) as links:
-        assert len(ours()) == 4
+    with Shaped(network.parse("shaped:100mbit,1=10mbit/20mbit,server=200mbit"), 3, servers=1) as links:
+        assert len(ours()) == 5
         assert "rate 100Mbit burst 64Kb" in tc(links.namespaces[0], "eth0")
         assert "rate 10Mbit burst 64Kb" in tc(links.namespaces[1], "eth0")
+        assert "rate 200Mbit burst 64Kb" in tc(links.namespace(0, serves=True), "eth0")
         switch = f"tw-{os.getpid()}-switch"
         assert "rate 20Mbit" in tc(switch, "port1") and "tbf" not in tc(switch, "port0")
     assert ours() == []
@@ -110,7 +111,7 @@ def test_a_failure_while_building_leaves_nothing(monkeypatch):
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(shaped.shutil, "which", lambda tool: None)
-    assert shaped.why_not() == "ip and tc (iproute2) is not installed"
+    assert shaped.why_not() == "ip and tc (Debian: apt-get install iproute2) not found"
     monkeypatch.setattr(shaped.shutil, "which", lambda tool: tool)
     monkeypatch.setattr(shaped.os, "geteuid", lambda: 1000)
     assert shaped.why_not() == "it needs root"

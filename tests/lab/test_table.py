@@ -8,28 +8,36 @@ from thinwire.lab import table
 from thinwire.lab.record import Plan, Point, Record, Run
 
 
-def made_up(scheme, seconds, scores, *, seed=0, reason=None, target=0.8, metric="accuracy", rising=True):
+def made_up(
+    scheme, seconds, scores, *, seed=0, reason=None, target=0.8, metric="accuracy", rising=True, exchange="allreduce",
+    controller=None, levels=None,
+):  # fmt: skip
     """A run whose judged steps are `seconds` apart."""
-    curve = [Point(10 * n, seconds * n, 1e6 * n, 1.0 / n, score) for n, score in enumerate(scores, 1)]
+    levels = levels or [0.0] * len(scores)
+    curve = [
+        Point(10 * n, seconds * n, 1e6 * n, 1.0 / n, score, level)
+        for n, (score, level) in enumerate(zip(scores, levels, strict=True), 1)
+    ]
     steps = 10 * len(scores)
     totals = {
         "steps": steps, "seconds": seconds * len(scores), "compute_seconds": 0.2 * seconds * len(scores),
         "encode_seconds": 0.1 * seconds * len(scores), "wire_seconds": 0.7 * seconds * len(scores),
         "bytes_sent": 1e6 * len(scores), "bytes_dense": 4e6, "vnmse": 0.01,
     }  # fmt: skip
-    plan = Plan("mlp", scheme, seed)
+    plan = Plan("mlp", scheme, seed, exchange, controller=controller)
     return Run(plan, metric, rising, target, steps, curve, {} if reason else totals, reason)
 
 
 def record_of(*runs):
     schemes = list(dict.fromkeys(run.plan.scheme for run in runs))
-    config = {"tasks": ["mlp"], "schemes": schemes, "exchange": "allreduce", "network": "none", "seeds": 1,
+    exchanges = list(dict.fromkeys(run.plan.exchange for run in runs))
+    config = {"tasks": ["mlp"], "schemes": schemes, "exchanges": exchanges, "network": "none", "seeds": 1,
               "workers": 4, "why_paced": None}  # fmt: skip
     return Record(config, list(runs))
 
 
 def rows_of(*runs):
-    return {row.scheme: row for row in table.summarise(record_of(*runs))}
+    return {row.label: row for row in table.summarise(record_of(*runs))}
 
 
 FP16 = made_up("fp16", 2.0, [0.5, 0.8, 0.85])
@@ -82,6 +90,33 @@ def test_metrics_that_fall():
     assert "at 0.11 instead of 0.1" in rows["quick"].verdict
 
 
+def test_every_exchange_is_held_against_fp16_over_allreduce():
+    rows = rows_of(
+        FP16,
+        made_up("fp16", 4.0, [0.5, 0.8, 0.85], exchange="server(servers=2)"),
+        made_up("powergossip", 0.5, [0.5, 0.8, 0.85], exchange="gossip"),
+    )
+    assert rows["fp16 over allreduce"].verdict.startswith("The baseline")
+    served = rows["fp16 over server(servers=2)"]
+    assert served.speedup_fp16 == 0.5 and "2.0x later than fp16 over allreduce" in served.verdict
+    assert rows["powergossip over gossip"].speedup_fp16 == 4.0
+
+
+def test_without_a_baseline_there_is_no_verdict_and_the_table_says_so():
+    record = record_of(made_up("dpsgd", 1.0, [0.9], exchange="gossip"))
+    (row,) = table.summarise(record)
+    assert "no verdict" in row.verdict and row.speedup_fp16 is None
+    assert "no baseline: fp16 over allreduce was not run" in table.caption(record)
+
+
+def test_counted_bytes_are_held_against_the_interfaces():
+    few, many = made_up("fp16", 1.0, [0.9]), made_up("chatty", 1.0, [0.9])
+    few.totals |= {"ledger_bytes": 1e6, "ledger_overhead_bytes": 2e4, "interface_payload_bytes": 1.02e6}
+    many.totals |= {"ledger_bytes": 1e6, "ledger_overhead_bytes": 1e6, "interface_payload_bytes": 2.2e6}
+    assert table.surplus(few) == 0 and round(table.surplus(many), 9) == 0.1
+    assert "at most +10.0%, under chatty" in table.caption(record_of(few, many))
+
+
 def test_the_table_fits_a_terminal_and_shows_every_row():
     long = "powersgd(factor_rank=4, sided='one')"
     record = record_of(FP16, made_up(long, 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
@@ -90,4 +125,18 @@ def test_the_table_fits_a_terminal_and_shows_every_row():
     shown = console.file.getvalue()
     assert "…" not in shown
     for text in ("fp16", "powersgd", "(factor_rank", "failed", "8.00x", "90.0%", "10+5+35", "1e-02"):
+        assert text in shown
+
+
+def test_the_table_names_exchange_and_controller():
+    record = record_of(
+        FP16,
+        made_up("fp16", 4.0, [0.9], exchange='server(servers=2, down="fp16")'),
+        made_up("qsgd(bits=4)", 1.0, [0.9], controller="mqgrad(interval=5)", exchange="server"),
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(table.render(record, table.summarise(record)))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for text in ("over", "allreduce", "(servers=2", "by mqgrad"):
         assert text in shown

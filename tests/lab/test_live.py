@@ -1,0 +1,50 @@
+"""The comparison as it happens, drawn by hand."""
+
+import io
+
+from rich.console import Console
+from test_table import made_up
+
+from thinwire.lab.live import LiveTable
+from thinwire.lab.record import Plan, Point
+
+PLANS = [
+    Plan("mlp", "fp16", 0),
+    Plan("mlp", "qsgd(bits=4)", 0, controller="mqgrad"),
+    Plan("mlp", "fp32", 0, "server"),
+    Plan("mlp", "powergossip", 0, "gossip"),
+]
+
+
+def drawn(live, console):
+    console.print(live.__rich__())
+    return console.file.getvalue()
+
+
+def test_a_line_per_run_with_bar_loss_score_and_seconds():
+    console = Console(file=io.StringIO(), width=120)
+    live = LiveTable(PLANS, console)
+    live.started(30, "accuracy")
+    live.finished(made_up("fp16", 2.0, [0.5, 0.8, 0.85]))
+    live.finished(made_up("qsgd(bits=4)", 1.0, [0.1], reason="worker 1 was killed by SIGKILL"))
+    live.started(40, "accuracy")
+    live.advanced(Point(20, 3.25, 1e6, 0.4567, 0.72))
+    head, _, first, second, third, fourth = drawn(live, console).splitlines()[-6:]
+    assert head.strip() == "run 3 of 4"
+    for text in ("fp16", "allreduce", "━", "30/30", "0.333", "85.0%", "6.0"):
+        assert text in first
+    assert "by mqgrad" in second and "failed: worker 1 was killed by SIGKILL" in second
+    for text in ("fp32", "server", "━", "20/40", "0.457", "72.0%", "3.2"):
+        assert text in third
+    assert "powergossip" in fourth and "gossip" in fourth and "waiting" in fourth
+
+
+def test_without_a_terminal_it_is_a_line_per_run():
+    console = Console(file=io.StringIO(), width=40)  # lines are not broken for it
+    with LiveTable(PLANS, console) as live:
+        live.started(30, "accuracy")
+        live.finished(made_up("fp16", 2.0, [0.5, 0.8, 0.85]))
+        live.finished(made_up("fp16", 2.0, [0.5], exchange="server"))
+    first, second = console.file.getvalue().splitlines()
+    assert first == "[1/4] mlp fp16 over allreduce seed 0: 85.0% after 6.0 s, target after 4.0 s"
+    assert second.endswith("fp16 over server seed 0: 50.0% after 2.0 s, target not reached")
