@@ -9,10 +9,11 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint format bench sanitize clean
+.PHONY: help demo picture test test-full lint format bench sanitize clean
 
 help:
 	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
+	@echo "make picture    the same with three exchanges, and a picture of its page in docs/ (needs chromium)"
 	@echo "make test       run the whole test suite"
 	@echo "make test-full  the same with the long versions"
 	@echo "make lint       ruff and pyright"
@@ -22,6 +23,12 @@ help:
 
 demo: $(VENV)/installed
 	@$(BIN)/thinwire compare
+
+picture: $(VENV)/installed
+	@$(BIN)/thinwire compare --exchange allreduce --exchange server --exchange gossip --scheme fp16 --scheme 'qsgd(bits=4)' \
+		--scheme 'powersgd(factor_rank=4)' --scheme powergossip --controller 'mqgrad(interval=5)' --report build/report.html
+	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=10000 \
+		--window-size=1240,1900 --screenshot=docs/report.png build/report.html 2>/dev/null
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m "not full"
