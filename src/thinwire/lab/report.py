@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from plotly.offline import get_plotlyjs
 from thinwire.lab import table
 from thinwire.lab.record import Point, Record, Run
 
-# Okabe and Ito's colours: told apart with any colour vision. The baseline is black.
+# Okabe and Ito's colours: told apart with any colour vision. Used up, they come again with another dash. The baseline
+# is black and dashed, so that a line that it lies upon can still be seen.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A6D00", "#7F7F7F")
-BASELINE_COLOUR = "#000000"
+DASHES = ("solid", "dot", "dashdot")
+BASELINE_LINE = {"color": "#000000", "dash": "dash"}
 PHASE_COLOURS = {"compute": "#56B4E9", "encode": "#E69F00", "wire": "#D55E00"}
 
 
@@ -44,7 +47,7 @@ class Section:
     caption: str
     rows: Sequence[table.Row]
     figures: dict[str, str]  # title: HTML
-    colours: dict[str, str]
+    lines: dict[str, dict[str, str]]  # label: how it is drawn
 
 
 def write(records: Sequence[Record], file: Path) -> None:
@@ -71,29 +74,27 @@ def _tasks(record: Record) -> list[str]:
 def _section(record: Record, task: str) -> Section:
     runs = [run for run in record.runs if run.plan.task == task]
     rows = [row for row in table.summarise(record) if row.task == task]
-    colours = _colours(rows)
+    lines = _lines(rows)
     curves: dict[str, list[Run]] = {}
     for run in runs:
         curves.setdefault(table.label(record, run), []).append(run)
-    figures = {
-        f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(curves, colours, axis)) for axis in AXES
-    }
+    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(curves, lines, axis)) for axis in AXES}
     figures["Seconds per step, by what they went into"] = _html(_phases(rows))
     steered = {label: group for label, group in curves.items() if group[0].plan.controller is not None}
     if steered:
-        figures["Level over seconds"] = _html(_curves(steered, colours, AXES[0], lambda point: point.level))
-    return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, colours)
+        figures["Level over seconds"] = _html(_curves(steered, lines, AXES[0], lambda point: point.level))
+    return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, lines)
 
 
-def _colours(rows: Sequence[table.Row]) -> dict[str, str]:
+def _lines(rows: Sequence[table.Row]) -> dict[str, dict[str, str]]:
     others = [row.label for row in rows if not row.baseline]
-    colours = {label: COLOURS[at % len(COLOURS)] for at, label in enumerate(others)}
-    return colours | {row.label: BASELINE_COLOUR for row in rows if row.baseline}
+    styles = itertools.cycle({"color": colour, "dash": dash} for dash in DASHES for colour in COLOURS)
+    return dict(zip(others, styles, strict=False)) | {row.label: BASELINE_LINE for row in rows if row.baseline}
 
 
-def _scores(curves: dict[str, list[Run]], colours: dict[str, str], axis: Axis) -> go.Figure:
+def _scores(curves: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis: Axis) -> go.Figure:
     """The curves of the metric, and the target as a dotted line."""
-    figure = _curves(curves, colours, axis, lambda point: point.score)
+    figure = _curves(curves, lines, axis, lambda point: point.score)
     first = next(iter(curves.values()))[0]
     figure.add_hline(y=first.target, line={"dash": "dot", "width": 1, "color": "#666"})
     if first.metric == "accuracy":
@@ -102,14 +103,13 @@ def _scores(curves: dict[str, list[Run]], colours: dict[str, str], axis: Axis) -
 
 
 def _curves(
-    groups: dict[str, list[Run]], colours: dict[str, str], axis: Axis, value: Callable[[Point], float]
+    groups: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis: Axis, value: Callable[[Point], float]
 ) -> go.Figure:
     """A bold line per scheme, the mean over its seeds, with the single runs faint behind it."""
     figure = go.Figure()
     for label, runs in groups.items():
         curves = [run.curve for run in runs if run.reason is None]
-        # The baseline is dashed, so that a line that it lies upon can still be seen.
-        line = {"color": colours[label], "dash": "dash" if colours[label] == BASELINE_COLOUR else "solid"}
+        line = lines[label]
         for curve in curves if len(curves) > 1 else []:
             figure.add_scatter(
                 x=[axis.value(point) for point in curve], y=[value(point) for point in curve],
@@ -134,7 +134,7 @@ def _phases(rows: Sequence[table.Row]) -> go.Figure:
     done = [row for row in rows if row.runs]
     for phase, colour in PHASE_COLOURS.items():
         figure.add_bar(
-            y=[row.label for row in done], x=[row.phases[phase] for row in done],
+            y=[_folded(row.label) for row in done], x=[row.phases[phase] for row in done],
             name=phase, orientation="h", marker={"color": colour},
         )  # fmt: skip
     figure.update_layout(barmode="stack")
@@ -143,9 +143,17 @@ def _phases(rows: Sequence[table.Row]) -> go.Figure:
     return figure
 
 
+def _folded(label: str) -> str:
+    """Beside a bar there is little room."""
+    return label.replace(" by ", "<br>by ").replace(" over ", "<br>over ")
+
+
 def _html(figure: go.Figure) -> str:
+    """The more curves a legend names, or bars there are, the higher the figure."""
+    bars = [y for trace in figure.data if trace.type == "bar" for y in trace.y]
+    lines = len({trace.name for trace in figure.data if trace.name} | set(bars))
     figure.update_layout(
-        template="plotly_white", height=340, font={"family": "inherit"},
+        template="plotly_white", height=300 + 20 * lines, font={"family": "inherit"},
         margin={"l": 10, "r": 10, "t": 10, "b": 10},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
     )  # fmt: skip
