@@ -26,7 +26,8 @@ demo: $(VENV)/installed
 
 picture: $(VENV)/installed
 	@$(BIN)/thinwire compare --exchange allreduce --exchange server --exchange gossip --scheme fp16 --scheme 'qsgd(bits=4)' \
-		--scheme 'powersgd(factor_rank=4)' --scheme powergossip --controller 'mqgrad(interval=5)' --report build/report.html
+		--scheme 'powersgd(factor_rank=4)' --scheme powergossip --controller 'mqgrad(interval=5)' --seeds 1 \
+		--network auto:100mbit,server=400mbit --report build/report.html
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=10000 \
 		--window-size=1240,1900 --screenshot=docs/report.png build/report.html 2>/dev/null
 
