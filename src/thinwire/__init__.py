@@ -1,5 +1,9 @@
 """thinwire trains PyTorch models over thin wires."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from thinwire import checkpoint, theory
 from thinwire.control.fixed import Fixed
 from thinwire.control.mqgrad import MQGrad
@@ -27,6 +31,9 @@ from thinwire.schemes.topk import TopK
 from thinwire.schemes.topkc import TopKC
 from thinwire.schemes.tq import TQ
 from thinwire.server import Role, ServerOptimizer, join
+
+if TYPE_CHECKING:
+    from thinwire.lab.advise import advise
 
 __all__ = [
     "BF16",
@@ -63,6 +70,7 @@ __all__ = [
     "TopKC",
     "VirtualGossip",
     "Wire",
+    "advise",
     "attach",
     "checkpoint",
     "graphs",
@@ -70,3 +78,12 @@ __all__ = [
     "parse",
     "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The lab, which needs more than training does (`pip install thinwire[lab]`), is imported when it is first used."""
+    if name == "advise":
+        from thinwire.lab.advise import advise
+
+        return advise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

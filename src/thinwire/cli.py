@@ -11,11 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.lab import advise_command as advise_
 from thinwire.lab import bench as bench_
 from thinwire.lab import compare as compare_
 from thinwire.lab import doctor as doctor_
 from thinwire.lab import report as report_
 from thinwire.lab import repro as repro_
+from thinwire.lab import simulate as simulate_
+from thinwire.lab import simulate_page
+from thinwire.lab.advise import checked
+from thinwire.lab.network import bits_per_second, seconds
 from thinwire.lab.record import Record
 from thinwire.schemes import registry
 
@@ -29,6 +34,8 @@ app = typer.Typer(
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 TASKS: list[str] = [*compare_.DEFAULT_TASKS]
 EXCHANGES: list[str] = [*compare_.DEFAULT_EXCHANGES]
+WORKERS: list[int] = [*simulate_.WORKERS]
+NONE: list[str] = []
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
 
 
@@ -81,6 +88,80 @@ def report(
     """Make the HTML page of earlier comparisons again."""
     report_.write([Record.load(file) for file in files], out)
     Console().print(f"wrote {out}")
+
+
+@app.command()
+def advise(
+    task: Annotated[str | None, typer.Option(metavar="SPEC", help="A task as in compare, whose model it is.")] = None,
+    params: Annotated[str | None, typer.Option(metavar="N", help="A model of so many weights, such as 25M.")] = None,
+    compute: Annotated[
+        str, typer.Option(metavar="TIME", help="With --params: how long a step computes, such as 80ms.")
+    ] = "0ms",
+    scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="Repeatable; all there are unless given.")] = NONE,
+    network: Annotated[
+        list[str], typer.Option(help="As in compare; repeatable. Not under torchrun, where the link is what it is.")
+    ] = NONE,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes to start on this machine (4); not under torchrun.")
+    ] = None,
+    data: Data = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also train under every scheme: predicted beside measured seconds.")
+    ] = False,
+    json_file: Json = None,
+) -> None:
+    """Which scheme should you use? Predicts seconds per step for all of them, in a minute and without training.
+
+    It measures how long a step computes, how long every scheme takes to encode and decode your model's
+    buckets, and how fast the workers' link is. It tells what bounds each scheme (compute, encode or wire)
+    and below which bandwidth it beats fp16. "Use fp16" is a frequent answer. Accuracy is not predicted:
+    `thinwire compare` measures it.
+
+    A model by its size, a task of the lab on the loopback, the link between your own machines:
+
+      thinwire advise --params 25M --compute 80ms --network auto:1gbit
+
+      thinwire advise --task cnn --network none
+
+      torchrun --nnodes 4 ... -m thinwire.cli advise --params 25M
+
+    In your own training script, on every rank: print(thinwire.advise(ddp_model, batch))
+    """
+    advise_.command(
+        task=task, params=params, compute_seconds=seconds(compute), schemes=scheme, networks=network, workers=workers,
+        data=data, check=check, json=json_file,
+    )  # fmt: skip
+
+
+@app.command()
+def simulate(
+    params: Annotated[str, typer.Option(metavar="N", help="The model's weights.")] = "25M",
+    compute: Annotated[str, typer.Option(metavar="TIME", help="How long a step computes.")] = "100ms",
+    bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of every worker's link.")] = "10gbit",
+    latency: Annotated[str, typer.Option(metavar="TIME", help="Of one hop.")] = "20us",
+    workers: Annotated[list[int], typer.Option(help="Repeatable.")] = WORKERS,
+    scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="Repeatable; all there are unless given.")] = NONE,
+    json_file: Json = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page.")] = None,
+) -> None:
+    """What would it cost with 8 to 4,096 workers? Bytes, seconds per step and error of every scheme, on paper.
+
+    One worker's part of each exchange is really run on this machine; the link is what you say. For example:
+
+      thinwire simulate --params 125M --bandwidth 1gbit --scheme "qsgd(bits=4)" --scheme "topk(density=0.01)"
+    """
+    console = Console()
+    arguments = {
+        "parameters": advise_.parameters(params), "workers": workers, "compute_seconds": seconds(compute),
+        "bits_per_second": bits_per_second(bandwidth), "latency_seconds": seconds(latency),
+    }  # fmt: skip
+    with console.status("starting") as status:
+        study = simulate_.simulate(checked(scheme), **arguments, on_scheme=status.update)
+    console.print(simulate_page.render(study), highlight=False)
+    _write(json_file, study.as_json())
+    if report:
+        simulate_page.write(study, report)
+        console.print(f"wrote {report}")
 
 
 @app.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -335,6 +336,17 @@ class _Plug:
             model.register_comm_hook(plug, _hook)
             cls._plugs[model] = plug
         return cls._plugs[model]
+
+
+@contextmanager
+def detached(model: DistributedDataParallel) -> Iterator[None]:
+    """Inside, the model's wire, if it has one, is out, and another may be attached and closed."""
+    plug = _Plug.of(model)
+    wire, plug.wire = plug.wire, None
+    try:
+        yield
+    finally:
+        plug.wire = wire
 
 
 def _hook(plug: _Plug, bucket):  # DDP checks annotations by identity, and cannot read postponed ones

@@ -88,8 +88,8 @@ def parse(text: str) -> Network:
     rate, own_rates, servers, latency = None, {}, None, 0.0
     for part in rest.split(","):
         worker, equals, own = part.strip().partition("=")
-        if found := _LATENCY.fullmatch(part.strip()):
-            latency = float(found[1]) * _SECONDS[found[2]]
+        if _LATENCY.fullmatch(part.strip()):
+            latency = seconds(part)
         elif not equals:
             rate = _rate(part.strip(), text)
         elif worker == "server":
@@ -112,6 +112,19 @@ def parse(text: str) -> Network:
     if latency and mode == "shaped":
         raise ValueError(f"network {text!r}: a latency needs paced; shaped links only limit the rate")
     return network
+
+
+def bits_per_second(text: str) -> float:
+    """The rate that text such as "100mbit" says."""
+    return _bits(text.strip(), text)
+
+
+def seconds(text: str) -> float:
+    """The time that text such as "5ms" says."""
+    found = _LATENCY.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"cannot read the time {text!r}; it looks like 5ms (us, ms, s)")
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 def resolve(network: Network, why_not_shaped: str | None) -> Network:
@@ -137,7 +150,8 @@ def _rate(text: str, whole: str) -> Rate:
 def _bits(text: str, whole: str) -> float:
     found = _RATE.fullmatch(text)
     if not found or float(found[1]) <= 0:
-        raise ValueError(f"network {whole!r}: cannot read the rate {text!r}; it looks like 100mbit (kbit, mbit, gbit)")
+        where = "" if text == whole.strip() else f"network {whole!r}: "
+        raise ValueError(f"{where}cannot read the rate {text!r}; it looks like 100mbit (kbit, mbit, gbit)")
     return float(found[1]) * _BITS[found[2]]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import jinja2
 import plotly.graph_objects as go
@@ -55,16 +56,18 @@ def write(records: Sequence[Record], file: Path) -> None:
     sections = [_section(record, task) for record in records for task in _tasks(record)]
     if not sections:
         raise ValueError("there is no run to report on")
+    render("report.html", file, {"sections": sections, "table": table, "created": records[-1].created})
+
+
+def render(template: str, file: Path, values: dict[str, Any]) -> None:
+    """Write the page that a template makes of `values`, with plotly inside."""
     page = jinja2.Environment(
         loader=jinja2.PackageLoader("thinwire.lab", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-    ).get_template("report.html")
+    ).get_template(template)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(
-        page.render(sections=sections, plotly=get_plotlyjs(), table=table, created=records[-1].created),
-        encoding="utf-8",
-    )
+    file.write_text(page.render(values, plotly=get_plotlyjs()), encoding="utf-8")
 
 
 def _tasks(record: Record) -> list[str]:
@@ -74,22 +77,23 @@ def _tasks(record: Record) -> list[str]:
 def _section(record: Record, task: str) -> Section:
     runs = [run for run in record.runs if run.plan.task == task]
     rows = [row for row in table.summarise(record) if row.task == task]
-    lines = _lines(rows)
+    lines = styles([row.label for row in rows], [row.label for row in rows if row.baseline])
     curves: dict[str, list[Run]] = {}
     for run in runs:
         curves.setdefault(table.label(record, run), []).append(run)
-    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): _html(_scores(curves, lines, axis)) for axis in AXES}
-    figures["Seconds per step, by what they went into"] = _html(_phases(rows))
+    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): html(_scores(curves, lines, axis)) for axis in AXES}
+    figures["Seconds per step, by what they went into"] = html(_phases(rows))
     steered = {label: group for label, group in curves.items() if group[0].plan.controller is not None}
     if steered:
-        figures["Level over seconds"] = _html(_curves(steered, lines, AXES[0], lambda point: point.level))
+        figures["Level over seconds"] = html(_curves(steered, lines, AXES[0], lambda point: point.level))
     return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, lines)
 
 
-def _lines(rows: Sequence[table.Row]) -> dict[str, dict[str, str]]:
-    others = [row.label for row in rows if not row.baseline]
-    styles = itertools.cycle({"color": colour, "dash": dash} for dash in DASHES for colour in COLOURS)
-    return dict(zip(others, styles, strict=False)) | {row.label: BASELINE_LINE for row in rows if row.baseline}
+def styles(labels: Sequence[str], baselines: Sequence[str]) -> dict[str, dict[str, str]]:
+    """A line for every label, black for the baselines. Where there are more labels than colours, these come dashed."""
+    others = [label for label in labels if label not in baselines]
+    lines = itertools.cycle({"color": colour, "dash": dash} for dash in DASHES for colour in COLOURS)
+    return dict(zip(others, lines, strict=False)) | dict.fromkeys(baselines, BASELINE_LINE)
 
 
 def _scores(curves: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis: Axis) -> go.Figure:
@@ -148,10 +152,11 @@ def _folded(label: str) -> str:
     return label.replace(" by ", "<br>by ").replace(" over ", "<br>over ")
 
 
-def _html(figure: go.Figure) -> str:
+def html(figure: go.Figure) -> str:
     """The more curves a legend names, or bars there are, the higher the figure."""
-    bars = [y for trace in figure.data if trace.type == "bar" for y in trace.y]
-    lines = len({trace.name for trace in figure.data if trace.name} | set(bars))
+    traces: Any = figure.data
+    bars = [y for trace in traces if trace.type == "bar" for y in trace.y]
+    lines = len({trace.name for trace in traces if trace.name} | set(bars))
     figure.update_layout(
         template="plotly_white", height=300 + 20 * lines, font={"family": "inherit"},
         margin={"l": 10, "r": 10, "t": 10, "b": 10},

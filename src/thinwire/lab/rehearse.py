@@ -1,0 +1,172 @@
+"""A rehearsal: training steps as they are, with a group that is only pretended.
+
+Model, DDP, wire, scheme and exchange are the real ones; only the collectives are not started. Every other worker is
+taken to be a copy of this one, so each answer can be made up on the spot. What is left is a `Step` to be costed: the
+seconds that this worker computes, the seconds it thinks for every bucket, and every message between, with its bytes. So
+no scheme needs a formula of its own, and one machine can rehearse a group of thousands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.bucket import Bucket, Scratch
+from thinwire.ddp import attach
+from thinwire.exchange import arithmetic
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
+from thinwire.exchange.lane import DEPTH, Job, Lane, Talk
+from thinwire.lab.cost import BucketTalk, Message, Step, Turn, kind_of
+from thinwire.memory import Memory
+from thinwire.requests import Sum
+from thinwire.scheme import Conversation, Scheme
+
+WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time
+
+
+def rehearse(
+    model: DistributedDataParallel,
+    train: Callable[[], object],
+    scheme: str | Scheme,
+    *,
+    workers: int,
+    steps: int,
+    synchronize: Callable[[], object] = lambda: None,
+) -> list[Step]:
+    """`steps` steps of `train()`, which runs `model` forward and backward once, as one of `workers` workers.
+
+    synchronize: called before every step; a barrier there keeps processes that share a machine in step, so that they
+    slow each other down as they do when they train.
+    """
+    exchange = Rehearsal(workers)
+    wire = attach(model, scheme, exchange=exchange)
+    stage = exchange.lane
+    assert isinstance(stage, _Stage)
+    found = []
+    try:
+        for _ in range(WARM_STEPS + steps):
+            synchronize()
+            stage.talks.clear()
+            began = stage.clock()
+            train()
+            found.append(Step(stage.clock() - began, tuple(talk.since(began) for talk in stage.talks)))
+    finally:
+        wire.close()
+    return found[WARM_STEPS:]
+
+
+@dataclass(frozen=True)
+class Meeting(Scheme):
+    """Workers meet for every bucket, and exchange one number: what a step costs when there is nothing to send."""
+
+    unbiased: ClassVar[bool] = True
+    exact: ClassVar[bool] = True  # so nothing is exempt, and the number is all that travels
+    any_float: ClassVar[bool] = True
+    summary: ClassVar[str] = "nothing but the meeting"
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        yield Sum(bucket.scratch.take("meeting", 1, torch.float32).zero_())
+        return bucket.flat
+
+
+def perform(
+    model: DistributedDataParallel,
+    train: Callable[[], object],
+    scheme: str | Scheme,
+    *,
+    exchange: AllReduce,
+    steps: int,
+    synchronize: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """The seconds of `steps` real steps of `train()`, over a real exchange."""
+    seconds = []
+    with attach(model, scheme, exchange=exchange):
+        for _ in range(WARM_STEPS + steps):
+            synchronize()
+            began = time.perf_counter()
+            train()
+            seconds.append(time.perf_counter() - began)
+    return seconds[WARM_STEPS:]
+
+
+class Rehearsal(AllReduce):
+    """An AllReduce whose workers are all copies of worker 0, whoever rehearses."""
+
+    def __init__(self, workers: int):
+        super().__init__()
+        self.workers = workers
+        self.worker = 0  # some schemes treat even and odd workers differently: THC's sums have room for n even ones
+
+    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+        arithmetic.check_route(self.route, scheme)
+        self.lane: Lane | None = _Stage(self.workers)
+
+    def agree(self, what: str) -> None:
+        """Copies agree."""
+
+    def close(self) -> None:
+        self.lane = None
+
+
+class _Stage(Lane):
+    """Drives a conversation from start to end where it is submitted, with made-up answers, and keeps the time.
+
+    `clock` stands still meanwhile: it shows the training thread's own seconds.
+    """
+
+    def __init__(self, workers: int):
+        self.talks: list[BucketTalk] = []
+        self._workers = workers
+        self._scratches = [Scratch() for _ in range(DEPTH)]
+        self._away = 0.0
+
+    def clock(self) -> float:
+        return time.perf_counter() - self._away
+
+    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
+        ready, began = self.clock(), time.perf_counter()
+        self._scratches.reverse()  # as the lane does, two buckets in turn
+        talk, turns, result = begin(self._scratches[0]), [], None
+        while result is None:
+            before = time.perf_counter()
+            try:
+                wanted = next(talk)
+            except StopIteration as stop:
+                wanted, result = (), stop.value
+            thought = time.perf_counter() - before
+            turns.append(Turn(thought, tuple(self._message(collective) for collective in wanted)))
+            for collective in wanted:
+                _answer(collective, self._workers)
+        self.talks.append(BucketTalk(ready, tuple(turns)))
+        job = Job(begin, last, done)
+        job.end(result, None)
+        self._away += time.perf_counter() - began
+        return job
+
+    def close(self) -> None:
+        """There is no thread to end."""
+
+    def _message(self, collective: Collective) -> Message:
+        return Message(kind_of(collective), int(collective.amounts(self._workers)["bytes_sent"]))
+
+
+def _answer(collective: Collective, workers: int) -> None:
+    """What the group would answer if every worker had given what this one gave."""
+    if isinstance(collective, AllReduced):
+        if collective.op == dist.ReduceOp.SUM:
+            collective.tensor.mul_(workers)
+    elif isinstance(collective, AllGathered):
+        collective.out.view(workers, -1).copy_(collective.tensor.view(1, -1))
+    elif isinstance(collective, AllToAll):
+        start = sum(collective.sizes[: collective.worker])
+        mine = collective.tensor[start : start + collective.sizes[collective.worker]]
+        collective.out.view(workers, -1).copy_(mine.view(1, -1))
+    else:
+        raise AssertionError(f"a rehearsal has no answer for {type(collective).__name__}")

@@ -1,0 +1,297 @@
+"""advise: the cost model on steps with known answers, rehearsals against real steps, and the command."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from typer.testing import CliRunner
+
+import thinwire as tw
+from thinwire import cli
+from thinwire.lab import links
+from thinwire.lab.advise import Advice, bits, default_schemes
+from thinwire.lab.advise_command import check_sentence, command, parameters
+from thinwire.lab.cost import FLOATS, BucketTalk, Carriage, Host, Link, Message, Step, Turn
+from thinwire.lab.playing import break_even, play, predict
+from thinwire.lab.rehearse import rehearse
+from thinwire.lab.survey import Matrices, Survey
+from thinwire.schemes import registry
+from world import run_world
+
+ROOMY = Host(cores=8)  # every thread has a core of its own
+CROWDED = Host(cores=2, workers=4)
+
+
+def a_link(latency=0.0, per_byte=1.0, processor=0.0):
+    return Link(4, {FLOATS: Carriage(latency, per_byte, processor)})
+
+
+def a_talk(ready, *turns):
+    """A bucket whose lane thinks and sends, turn by turn: (seconds, bytes, bytes, ...)."""
+    return BucketTalk(ready, tuple(Turn(think, tuple(Message(FLOATS, b) for b in sent)) for think, *sent in turns))
+
+
+# -- the cost model ---------------------------------------------------------------------------------------------------
+
+
+def test_one_bucket_is_computed_encoded_carried_and_decoded_in_turn():
+    played = play(Step(10.0, (a_talk(8.0, (1.0, 5.0), (2.0,)),)), a_link(latency=0.5), ROOMY)
+    assert played.seconds == pytest.approx(8 + 1 + 5 + 0.5 + 2 + 2)  # the last 2: what training does afterwards
+    assert (played.compute_seconds, played.bytes_sent, played.messages) == (pytest.approx(10), 5, 1)
+    # Training waited 8.5 s for the lane, which thought 3 s and waited 5.5 s.
+    assert played.encode_seconds == pytest.approx(3) and played.wire_seconds == pytest.approx(5.5)
+    assert played.bound == "compute"
+
+
+def test_the_first_buckets_journey_hides_behind_backward():
+    step = Step(20.0, (a_talk(5.0, (1.0, 6.0), (1.0,)), a_talk(20.0, (1.0, 2.0), (1.0,))))
+    assert play(step, a_link(), ROOMY).seconds == pytest.approx(20 + 1 + 2 + 1)  # decoded while the second travels
+
+
+def test_bytes_never_overlap_but_latencies_do_two_at_a_time():
+    together = Step(0.0, (a_talk(0.0, (0.0, 3.0, 4.0), (0.0,)),))
+    assert play(together, a_link(), ROOMY).seconds == pytest.approx(7)
+    assert play(together, a_link(latency=10, per_byte=0.1), ROOMY).seconds == pytest.approx(10.7)
+    three = Step(0.0, (a_talk(0.0, (0.0, 0.0, 0.0, 0.0), (0.0,)),))
+    assert play(three, a_link(latency=10), ROOMY).seconds == pytest.approx(20)
+
+
+def test_two_rounds_wait_for_each_other():
+    step = Step(0.0, (a_talk(0.0, (1.0, 2.0), (1.0, 3.0), (1.0,)),))
+    assert play(step, a_link(latency=0.5), ROOMY).seconds == pytest.approx(1 + 2.5 + 1 + 3.5 + 1)
+
+
+def test_where_workers_share_cores_encoding_takes_time_from_computing():
+    step = Step(10.0, (a_talk(2.0, (4.0, 0.0), (0.0,)), a_talk(10.0, (0.0, 0.0), (0.0,))))
+    assert play(step, a_link(), ROOMY).seconds == pytest.approx(10)
+    crowded = play(step, a_link(), CROWDED)
+    assert crowded.seconds == pytest.approx(14) and crowded.compute_seconds == pytest.approx(14)
+
+
+def test_moving_bytes_takes_processors_too_and_true_waiting_does_not():
+    step = Step(10.0, (a_talk(2.0, (0.0, 4.0), (0.0,)), a_talk(10.0, (0.0, 0.0), (0.0,))))
+    assert play(step, a_link(), CROWDED).seconds == pytest.approx(10)
+    half = play(step, a_link(processor=0.25), CROWDED)  # a worker has half a core; half of that moves bytes for 4 s
+    assert half.seconds == pytest.approx(12)
+
+
+def test_a_step_without_buckets_is_its_computation():
+    assert play(Step(3.0, ()), a_link(), ROOMY).seconds == pytest.approx(3)
+
+
+def test_the_typical_step_is_the_median_of_all():
+    steps = [Step(seconds, ()) for seconds in (1.0, 2.0, 50.0)]
+    assert predict(steps, a_link(), ROOMY).seconds == 2
+
+
+def test_another_computation_keeps_the_share_at_which_buckets_are_ready():
+    step = Step(4.0, (a_talk(1.0, (1.0,)), a_talk(4.0, (1.0,)))).computing(8.0)
+    assert step.compute_seconds == 8 and [talk.ready for talk in step.talks] == [2, 8]
+
+
+def test_break_even_is_where_the_two_lines_cross():
+    found = break_even(lambda b: 0.3 + 1e6 / b, lambda b: 0.1 + 1e8 / b)
+    assert found == pytest.approx((1e8 - 1e6) / 0.2, rel=1e-3)
+    assert break_even(lambda b: 2.0, lambda b: 1.0) is None
+    assert break_even(lambda b: 1.0, lambda b: 2.0) == math.inf
+
+
+def test_a_link_at_another_bandwidth_is_no_faster_than_processors():
+    link = a_link(per_byte=1.0, processor=1e-9)
+    assert link.at(8e6, CROWDED).kinds[FLOATS].seconds_per_byte == pytest.approx(1e-6)
+    assert link.at(8e12, CROWDED).kinds[FLOATS].seconds_per_byte == pytest.approx(2e-9)
+
+
+def test_the_fit_finds_latency_and_bandwidth():
+    sizes = (1e3, 1e4, 1e5, 1e6, 1e7)
+    found = links.fit([(n, 2e-3 + n * 1e-8, n * 1e-9) for n in sizes])
+    assert found.latency_seconds == pytest.approx(2e-3) and found.seconds_per_byte == pytest.approx(1e-8)
+    assert found.processor_seconds_per_byte == pytest.approx(1e-9)
+    falling = links.fit([(1e3, 5.0, 0.0), (1e6, 1.0, 0.0)])  # nonsense from a disturbed machine stays usable
+    assert falling.latency_seconds >= 0 and falling.seconds_per_byte > 0
+
+
+# -- what is made of predictions --------------------------------------------------------------------------------------
+
+
+def a_survey(schemes, meeting_seconds=1.0):
+    """Schemes by (encode seconds, bytes) on a model that computes for a second, over 1 kB/s."""
+    steps = {name: [Step(1.0, (a_talk(1.0, (think, sent), (0.0,)),))] for name, (think, sent) in schemes.items()}
+    return Survey(1000, 4, a_link(per_byte=1e-3), ROOMY, [Step(1.0, ())], meeting_seconds, steps)
+
+
+def advice(schemes):
+    return Advice(a_survey(schemes), "a model", "a network")
+
+
+def test_the_recommendation_weighs_speed_first_and_bytes_where_speed_is_alike():
+    slow_wire = advice({"fp16": (0.0, 9000), "qsgd": (0.1, 1000), "topk": (0.2, 880), "signsgd": (1.5, 500)})
+    assert slow_wire.best.scheme == "qsgd" and "Use qsgd: 2100 ms" in slow_wire.recommendation
+    assert "4.8x as fast as fp16" in slow_wire.recommendation and "below" in slow_wire.recommendation
+    nothing_pays = advice({"fp16": (0.0, 50), "qsgd": (0.1, 10)})
+    assert nothing_pays.best.scheme == "fp16" and nothing_pays.recommendation.startswith("Use fp16: 1050 ms")
+    barely = advice({"fp16": (0.0, 100), "topk": (0.0, 10)})  # 9% faster is not worth an error
+    assert barely.best.scheme == "fp16"
+
+
+def test_break_even_of_a_row():
+    rows = {row.scheme: row for row in advice({"fp16": (0.0, 9000), "qsgd": (0.1, 1000), "natural": (0.0, 9000)}).rows}
+    assert rows["qsgd"].break_even == pytest.approx(8 * 8000 / 0.1, rel=1e-2)
+    assert math.isnan(rows["fp16"].break_even) and rows["natural"].break_even is None
+    assert rows["qsgd"].prediction.bound == "compute" and rows["fp16"].prediction.bound == "wire"
+
+
+def test_what_meeting_costs_is_added_to_all_alike():
+    alike, straggling = (a_survey({"fp16": (0.0, 1000)}, meeting_seconds=seconds) for seconds in (1.0, 1.25))
+    assert straggling.predict("fp16").seconds - alike.predict("fp16").seconds == pytest.approx(0.25)
+    assert a_survey({"fp16": (0.0, 1000)}, meeting_seconds=0.5).straggling_seconds == 0
+
+
+def test_advice_prints_and_is_json():
+    found = advice({"fp16": (0.0, 9000), "qsgd": (0.1, 1000)})
+    shown = str(found)
+    assert "4 workers" in shown and "640 kbit/s" in shown and found.recommendation[:40] in shown
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["best"] == "qsgd" and [row["scheme"] for row in told["rows"]] == ["qsgd", "fp16"]
+    assert told["rows"][1]["break_even_bits_per_second"] is None
+
+
+@pytest.mark.parametrize("value, text", [(None, "never"), (math.inf, "always"), (3e6, "3 Mbit/s"), (5e4, "50 kbit/s")])
+def test_bandwidths_in_words(value, text):
+    assert bits(value) == text
+
+
+# -- real groups ------------------------------------------------------------------------------------------------------
+
+
+def _rehearsed_and_real(schemes):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Matrices(5000))
+
+    def train():
+        model.zero_grad()
+        model(torch.ones(())).backward()
+
+    found = {}
+    for scheme in schemes:
+        (step,) = rehearse(model, train, scheme, workers=dist.get_world_size(), steps=1)
+        with tw.attach(model, scheme) as wire:
+            train()
+            stats = wire.stats()
+        found[scheme] = (step.bytes_sent, len(step.messages), stats["bytes_sent"], stats["messages"])
+    return found
+
+
+def test_a_rehearsal_counts_what_really_is_sent_for_every_scheme():
+    schemes = default_schemes()
+    assert len(schemes) == len(registry())
+    for scheme, (nbytes, messages, sent, real_messages) in run_world(_rehearsed_and_real, 3, schemes)[0].items():
+        assert (nbytes, messages) == (sent, real_messages), scheme
+
+
+def _live():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 8))
+    model = DistributedDataParallel(net)
+    wire = tw.attach(model, "qsgd(bits=4)")
+    inputs = torch.randn(16, 64)
+    model(inputs).square().mean().backward()
+    before = copy.deepcopy(net.state_dict())
+    gradients = [p.grad.clone() for p in net.parameters()]
+    random = torch.get_rng_state()
+
+    found = tw.advise(model, inputs, schemes=["topk(density=0.1)"])
+
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, net.parameters(), strict=True))
+    assert torch.equal(random, torch.get_rng_state()) and wire.step == 1
+    model(inputs).square().mean().backward()
+    assert wire.step == 2  # the user's own wire is at work again
+    wire.close()
+    with pytest.raises(ValueError, match="needs loss="):
+        tw.advise(DistributedDataParallel(_Odd()), inputs)
+    with pytest.raises(ValueError, match="got Linear"):
+        tw.advise(nn.Linear(2, 2), inputs)
+    return found.as_json()
+
+
+class _Odd(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 2)
+
+    def forward(self, inputs):
+        return {"answer": super().forward(inputs)}
+
+
+def test_advice_on_a_live_model_is_the_same_on_all_ranks_and_leaves_no_trace():
+    first, second = run_world(_live, 2)
+    assert first["rows"] == second["rows"] and first["recommendation"] == second["recommendation"]
+    assert {row["scheme"] for row in first["rows"]} == {"fp16", "topk(density=0.1)"}
+    assert first["host"]["workers"] == 2 and first["link"]["kinds"][FLOATS]["seconds_per_byte"] > 0
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_on_a_model_by_its_size(tmp_path):
+    file = tmp_path / "advice.json"
+    arguments = f"advise --params 20k --compute 5ms --workers 2 --network none --scheme terngrad --json {file}"
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    (told,) = json.loads(file.read_text())
+    assert told["parameters"] == 20_000 and {row["scheme"] for row in told["rows"]} == {"fp16", "terngrad"}
+    assert all(row["compute_seconds"] > 0.00499 for row in told["rows"])
+    assert "Use " in result.output and "terngrad" in result.output
+
+
+def test_the_check_has_predicted_beside_measured(capsys):
+    (found,) = command(task="regression", schemes=["qsgd(bits=4)"], networks=["none"], workers=2, check=True)
+    assert set(found.survey.performed) == {"fp16", "qsgd(bits=4)"} and min(found.survey.performed.values()) > 0
+    shown = capsys.readouterr().out
+    shown = " ".join(shown.split())
+    assert "predicted / measured" in shown and check_sentence([found]) in shown
+
+
+def test_under_torchrun_the_group_is_the_one_that_there_is():
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "thinwire.cli"]
+    done = subprocess.run(
+        [*launch, "advise", "--params", "20k", "--scheme", "fp16"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Use fp16") == 1 and "2 workers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ("--params many", "number of weights 'many'"),
+        ("--params 0", "number of weights '0'"),
+        ("--params 1M --task mlp", "name one model"),
+        ("--params 1M --compute fast", "cannot read the time 'fast'"),
+        ("--task chess", "unknown task 'chess'"),
+        ("--task mlp --compute 5ms", "--compute belongs to --params"),
+        ("--scheme zip", "unknown scheme 'zip'"),
+        ("--network shaped:fast", "cannot read the rate 'fast'"),
+        ("--workers 1", "workers must be at least 2, got 1"),
+        ("--params 1M --check", "--check trains"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thinwire", "advise", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and said in told.err and told.err.count("\n") == 1 and told.out == ""
+
+
+@pytest.mark.parametrize("text, number", [("25M", 25_000_000), ("1.5k", 1500), ("7", 7), ("0.1B", 10**8)])
+def test_numbers_of_weights(text, number):
+    assert parameters(text) == number
+    assert sum(p.numel() for p in Matrices(parameters("1.5k")).parameters()) == 1500
