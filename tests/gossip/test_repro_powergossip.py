@@ -1,16 +1,21 @@
 """`thinwire repro powergossip`: its quick claims hold, and its training trains and counts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from thinwire.gossip import graphs
 from thinwire.lab import datasets, repro_powergossip
-from thinwire.lab.gossip_training import Training
+from thinwire.lab.gossip_training import Outcome, Training
 
 
 def test_consensus_bytes_and_graphs_are_the_papers():
-    result = repro_powergossip.run(True, None, 1, lambda text: None)
-    assert len(result["claims"]) == 3 * 2 + 3 + 3
-    assert [claim for claim in result["claims"] if not claim["holds"]] == []
+    claims = []
+    repro_powergossip._consensus_table(repro_powergossip.MARKS[:2], claims, lambda text: None)
+    repro_powergossip._bytes_table(claims)
+    repro_powergossip._graph_table(claims, lambda text: None)
+    assert len(claims) == 3 * 2 + 3 + 3
+    assert [claim for claim in claims if not claim["holds"]] == []
 
 
 @pytest.mark.parametrize("mixer", [None, "dpsgd", "powergossip", "choco(codec='topk(density=0.01)', step=0.1)"])
@@ -24,13 +29,56 @@ def test_training_learns(mixer, skew):
         assert outcome.bytes_per_step == 2 * 4 * weights * 39 / 40  # the first mix finds equal replicas
 
 
-@pytest.mark.full
-def test_every_peer_is_tuned_and_judged(monkeypatch):
-    """The training table, far too short to judge anybody: every method has a row, every pair a claim."""
-    monkeypatch.setattr(repro_powergossip, "STEPS", (1.0, 0.1))
-    training = Training(datasets.embedded_images(), graphs.ring(4), steps=3)
+def test_a_run_that_diverges_ends_early_and_says_so():
+    training = Training(datasets.embedded_images(), graphs.ring(4), steps=100_000)
+    outcome = training.run("deepsqueeze(codec='signsgd', step=1.9)", seed=0)
+    assert outcome.diverged
+    assert outcome.accuracy == 10
+
+
+def made_up(mixer, seed):
+    """Accuracies by rule: peers are best at step 0.25, except that CHOCO with top 1% diverges above 0.1."""
+    step = float(mixer.split("step=")[1].rstrip(")")) if mixer and "step=" in mixer else None
+    if mixer and "topk" in mixer and step > 0.1:
+        return Outcome(10.0, 1.0, 1.0, diverged=True)
+    if mixer and "powergossip" in mixer:
+        return Outcome(84.5 if "iterations" in mixer else 83.5, 1.0, 1.0)
+    return Outcome(85.0 + seed % 2 if step is None else 85.0 - 20 * abs(step - 0.25), 1.0, 1.0)
+
+
+def test_every_peer_is_tuned_and_judged():
+    training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.5, run=made_up)
     claims = []
-    table = repro_powergossip._training_table(training, 1, claims, lambda text: None)
-    assert len(table["rows"]) == 4 + 2 * 3
-    assert len(claims) == 2 * (2 * 3 + 1)
-    assert all(set(claim) == {"claim", "measured", "expected", "holds"} for claim in claims)
+    trained, tuning = repro_powergossip._training_tables(training, 2, repro_powergossip.GRID, claims, lambda text: None)
+    rows = {row[0]: row[1:] for row in trained["rows"]}
+    assert list(rows) == [
+        "all-reduce",
+        "D-PSGD",
+        "PowerGossip, rank 1",
+        "PowerGossip, rank 1, 2 iterations",
+        "CHOCO, sign, untuned (step 1.308)",
+        "CHOCO, sign, tuned (step 0.25)",
+        "CHOCO, top 1%, untuned (step 1.308)",
+        "CHOCO, top 1%, tuned (step 0.1)",
+        "DeepSqueeze, sign, untuned (step 1.308)",
+        "DeepSqueeze, sign, tuned (step 0.25)",
+    ]
+    assert rows["D-PSGD"][:2] == ["85.50", "0.71"]
+    assert rows["CHOCO, top 1%, untuned (step 1.308)"][0] == "10.00 (2 of 2 diverged)"
+    assert [row[0] for row in tuning["rows"]] == list(repro_powergossip.PEERS)
+    assert tuning["rows"][0][1:] == ["63.84", "70.00", "80.00", "85.00", "82.00", "80.75", "80.20"]
+    verdicts = {claim["claim"]: claim["holds"] for claim in claims}
+    assert len(verdicts) == len(claims) == 2 * (2 * 3 + 1)
+    assert not verdicts["PowerGossip, rank 1, untuned, is on par with D-PSGD, label-skewed shards"]
+    assert verdicts["PowerGossip, rank 1, 2 iterations, untuned, is on par with D-PSGD, label-skewed shards"]
+    for claim, holds in verdicts.items():
+        if "beats" in claim or "top 1%" in claim:
+            assert holds, claim
+
+
+def test_without_a_grid_nobody_is_tuned():
+    training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.0, run=made_up)
+    claims = []
+    (trained,) = repro_powergossip._training_tables(training, 1, (), claims, lambda text: None)
+    assert len(trained["rows"]) == 2 + 2 + 3
+    assert len(claims) == 2 * (1 + 3)

@@ -19,7 +19,8 @@ from thinwire.lab.datasets import Dataset, Examples
 class Outcome:
     accuracy: float  # of the mean of all replicas, in percent
     bytes_per_step: float  # sent by one worker to all its neighbours, mean over workers and steps
-    seconds: float  # wall time of the whole run, all workers one after the other on this machine
+    seconds: float  # wall time of the whole run, all workers together on this machine
+    diverged: bool = False  # the mean of all replicas was not finite any more; the run ended there
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Training:
         shards = [self.dataset.train.shard(worker, workers, seed=seed, skew=self.skew) for worker in range(workers)]
         feeds = [shard.batches(self.batch, seed=seed * workers + worker) for worker, shard in enumerate(shards)]
         judged, sent = self._all_reduce(feeds, seed) if mixer is None else self._gossip(feeds, mixer, seed)
-        return Outcome(_accuracy(judged, self.dataset.test), sent, time.perf_counter() - began)
+        accuracy, diverged = _accuracy(judged, self.dataset.test), not _finite(judged.state_dict())
+        return Outcome(accuracy, sent, time.perf_counter() - began, diverged)
 
     def _gossip(self, feeds: list[Iterator[Examples]], mixer: str, seed: int) -> tuple[nn.Module, float]:
         """All replicas lie in one tensor per parameter: one vectorised call makes all their gradients."""
@@ -63,8 +65,11 @@ class Training:
             gossip.mix()
             for name, p in stacked.items():
                 p.sub_(moments[name].mul_(self.momentum).add_(gradients[name]), alpha=self._rate_at(step))
+            # Not every step, for the look costs time; a mean that is not finite never is again.
+            if (step + 1) % 50 == 0 and not _finite(stacked):
+                break
         model.load_state_dict(gossip.mean())
-        return model, gossip.bytes_sent / workers / self.steps
+        return model, gossip.bytes_sent / workers / gossip.nodes[0].step
 
     def _all_reduce(self, feeds: list[Iterator[Examples]], seed: int) -> tuple[nn.Module, float]:
         """The mean gradient of equal batches is the gradient of all of them together."""
@@ -103,6 +108,10 @@ def small_cnn(channels: int, size: int) -> nn.Module:
 
 def _floats(images: Tensor) -> Tensor:
     return images.float() * (1 / 64) - 1.5
+
+
+def _finite(tensors: dict[str, Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 @torch.no_grad()
