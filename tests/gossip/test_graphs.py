@@ -43,6 +43,7 @@ def test_shapes():
 def test_best_step_of_the_8_ring_and_that_it_is_best():
     graph = graphs.ring(8)
     assert graph.best_step == pytest.approx(1.308, abs=5e-4)
+    assert graph.spectral_gap == pytest.approx(2 / 3 * (1 - np.cos(np.pi / 4)))
 
     def slowest(step):
         return np.abs(1 + step * (graph.eigenvalues[1:] - 1)).max()
