@@ -20,6 +20,16 @@ def chorded_ring(nodes: int) -> graphs.Graph:
     return graphs.of(graph, name=f"chorded ring {nodes}")
 
 
+def learner() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def flat(model: nn.Module) -> list[float]:
+    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
 def error_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), x[:, :3].sum(1, keepdim=True).sin())
 
@@ -29,9 +39,7 @@ def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int
     dist.init_process_group("gloo", init_method="env://")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     graph = chorded_ring(ranks) if graph_name == "chorded" else getattr(graphs, graph_name)(ranks)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = learner()
     gossip = Gossip(model, graph, mixer, on_loss=on_loss, timeout_seconds=60)
     generator = torch.Generator().manual_seed(rank)
     judged = torch.randn(256, 10, generator=torch.Generator().manual_seed(99))
@@ -55,7 +63,7 @@ def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int
             error, distance, checksum = f"{type(caught).__name__}: {caught}", None, None
     seen = {"losses": losses, "lost": gossip.lost, "distance": distance, "checksum": checksum, "error": error}
     gossip.close()
-    return seen | {"warnings": [str(w.message) for w in heard]}
+    return seen | {"weights": flat(model), "warnings": [str(w.message) for w in heard]}
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import survivor
+import torch
 
 import world
+from thinwire.gossip import VirtualGossip
 
 SURVIVOR = Path(survivor.__file__)
 DEATH, STEPS = 10, 60
@@ -94,6 +97,25 @@ def test_plain_processes_go_on_after_kill_9_and_the_loss_keeps_falling():
             process.kill()
             process.communicate()
     check_they_went_on(seen, 3)
+
+
+def test_survivors_give_the_lost_edges_weight_to_themselves():
+    """As on a graph that is a function of the step and has no edges to the dead from its death on."""
+    seen = run(5, task("chorded", "dpsgd", [3]))
+    whole = survivor.chorded_ring(5)
+    learners = [survivor.learner() for _ in range(5)]
+    generators = [torch.Generator().manual_seed(rank) for rank in range(5)]
+    models = [model for model, _ in learners]
+    gossip = VirtualGossip(models, lambda step: whole if step < DEATH else whole.without([3]), "dpsgd", equal=True)
+    for _ in range(STEPS):
+        for (model, optimizer), generator in zip(learners, generators, strict=True):
+            optimizer.zero_grad()
+            survivor.error_of(model, torch.randn(64, 10, generator=generator)).backward()
+        gossip.mix()
+        for _, optimizer in learners:
+            optimizer.step()
+    for rank, result in seen.items():
+        assert result["weights"] == pytest.approx(survivor.flat(learners[rank][0]), abs=1e-5)
 
 
 def test_the_death_of_the_rank_that_hosts_the_rendezvous_does_not_matter():
