@@ -83,6 +83,7 @@ def test_real_processes_equal_the_virtual_run_and_count_the_same_bytes(spec):
         "powergossip(factor_rank=3)": mixes * vectors + 3 * (3 * rows + 2 * columns),
     }[spec]
     for _, stats, _ in real:
+        assert stats["messages"] == 2 * mixes * (2 if "iterations" in spec else 1), "one per neighbour and round"
         assert stats["bytes_sent"] == 2 * per_neighbour + stats["messages"]
         assert stats["bytes_dense"] == 2 * mixes * dense
 
@@ -176,9 +177,11 @@ def test_a_graph_that_is_a_function_of_the_step():
 
 
 def mismatched():
-    wrong = {"graph": nx.star_graph(2), "mixer": "powergossip", "seed": 1, "model": nn.Linear(2, 2)}
+    wrong = {
+        "graph": nx.star_graph(2), "mixer": "powergossip", "seed": 1, "model": nn.Linear(2, 2), "on_loss": "raise",
+    }  # fmt: skip
     for what, other in wrong.items():
-        arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0}
+        arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0, "on_loss": "continue"}
         if dist.get_rank() == 1:
             arguments[what] = other
         with pytest.raises(ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"):
@@ -187,6 +190,18 @@ def mismatched():
 
 def test_ranks_that_were_given_different_things_are_named():
     run_world(mismatched, 3)
+
+
+def mismatched_in_one_step():
+    def graph_of(step):
+        return graphs.star(3) if step == 5 and dist.get_rank() == 2 else graphs.ring(3)
+
+    with pytest.raises(ValueError, match=r"graph differs between ranks: ranks \[0, 1\] against ranks \[2\]"):
+        Gossip(mlp(), graph_of, "dpsgd")
+
+
+def test_a_graph_of_the_step_that_differs_in_one_of_the_first_steps_is_named():
+    run_world(mismatched_in_one_step, 3)
 
 
 def refused():
