@@ -131,26 +131,42 @@ def test_mqgrad_beats_every_fixed_level_and_chance_where_needs_change(seed):
     assert levels[-1] > 2  # more later
 
 
+def taught(drop_of, seconds_of, lessons=90):
+    """(odds before, odds after) of the moves in one state, where move a drops log(loss) by drop_of(a, due)."""
+    controller = started("mqgrad(rate=0.2)")
+    controller.decide(seen(loss=2.0, seconds=0.1))
+    state = [1.0, 0.0, 0.5, -1.0]
+    before = controller.odds(state).tolist()
+    for number in range(lessons):
+        action, elapsed = number % 3, controller._seconds
+        seconds = seconds_of(action) * elapsed / 20
+        controller._learn(state, action, drop_of(action, 0.3 * math.log(1 + 0.05)), seconds)
+    return before, controller.odds(state).tolist()
+
+
 def test_mqgrad_learns_which_moves_pay():
     """Where staying lets the loss rise and moves make it fall, the policy stays less and less."""
-    controller = started("mqgrad(rate=0.2)")
-    state = [1.0, 0.0, 0.5, -1.0]
-    before = controller.odds(state)[1].item()
-    for number in range(60):
-        action = number % 3
-        controller._learn(state, action, -0.05 if action == 1 else 0.05, 1.0)
-    assert controller.odds(state)[1].item() < 0.5 * before
+    before, after = taught(lambda action, due: -due if action == 1 else 2.5 * due, lambda action: 1.0)
+    assert after[1] < 0.5 * before[1]
 
 
 def test_mqgrad_learns_that_seconds_cost():
     """Equal drops, but going up takes four times as long: it is chosen less."""
+    before, after = taught(lambda action, due: due, lambda action: 4.0 if action == 2 else 0.5)
+    assert after[2] < 0.5 * before[2]
+
+
+def test_mqgrad_credits_a_move_with_what_follows():
+    """The loss falls in the interval after the one that the move up was for, in another state."""
     controller = started("mqgrad(rate=0.2)")
-    state = [1.0, 0.0, 0.5, 0.0]
-    before = controller.odds(state)[2].item()
-    for number in range(60):
-        action = number % 3
-        controller._learn(state, action, 0.05, 4.0 if action == 2 else 1.0)
-    assert controller.odds(state)[2].item() < 0.5 * before
+    controller.decide(seen(loss=2.0, seconds=0.1))
+    for number in range(10):
+        controller._learn([1.0, 0.0, 0.0, 0.0], 1, 0.02 + 0.01 * (number % 2), 1.0)
+    here = [0.0, 0.0, 0.0, 1.0]
+    controller._learn(here, 2, 0.02, 1.0)
+    before = controller.odds(here)[2].item()
+    controller._learn([1.0, 0.0, 0.0, 0.0], 1, 0.2, 1.0)
+    assert controller.odds(here)[2].item() > before
 
 
 def test_a_learnt_policy_is_where_the_next_run_starts(tmp_path):

@@ -1,4 +1,4 @@
-"""The reproduction's parts: the ladder of widths, and a short run under every controller."""
+"""The reproduction's parts: the ladder of widths, a short run on a real server, targets and claims."""
 
 import math
 
@@ -6,39 +6,68 @@ import pytest
 import torch
 
 from thinwire.bucket import Bucket
+from thinwire.lab import mqgrad_task as task
 from thinwire.lab import repro_mqgrad as repro
+from thinwire.lab import served_mqgrad
+from thinwire.lab.mqgrad_task import Outcome
+from thinwire.lab.network import parse
+from thinwire.lab.served_mqgrad import Order
 
 
 def test_the_ladder_loses_less_on_every_rung():
     torch.manual_seed(0)
     flat, errors, sizes = torch.randn(2000), [], []
-    for level in repro.MENU:
+    for level in task.MENU:
         bucket = Bucket.of(flat.clone())
-        payload = torch.empty(repro.Ladder().nbytes(bucket.layout, level), dtype=torch.uint8)
-        repro.Ladder().encode(bucket, level, payload)
+        payload = torch.empty(task.Ladder().nbytes(bucket.layout, level), dtype=torch.uint8)
+        task.Ladder().encode(bucket, level, payload)
         out = torch.zeros_like(flat)
-        repro.Ladder().decode_add(payload, bucket.layout, level, out, 1.0)
+        task.Ladder().decode_add(payload, bucket.layout, level, out, 1.0)
         errors.append(float((out - flat).square().sum()))
         sizes.append(len(payload))
     assert errors == sorted(errors, reverse=True) and sizes == sorted(sizes)
 
 
-@pytest.mark.parametrize("name", ["4 bit", "random", "norm rule", "mqgrad"])
-def test_a_short_run_learns_and_counts(name):
-    specs = repro.FIXED | repro.RIVALS | repro.LEARNER
-    outcome = repro.train(specs[name], 0, steps=30)
-    assert len(outcome.levels) == len(outcome.curve) == 30
-    assert set(outcome.levels) <= set(repro.MENU)
-    assert outcome.curve[-1][1] < outcome.curve[0][1] and outcome.accuracy > 0.3
-    assert outcome.seconds_to_target == math.inf
+@pytest.mark.parametrize("name", ["16 bit", "mqgrad"])
+def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
+    spec = repro.policies(40)[name].format(seed=0)
+    order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
+    run = served_mqgrad.train(order, [None] * served_mqgrad.RANKS)
+    assert len(run.levels) == 40 and set(run.levels) <= set(task.MENU)
+    assert len(run.curve) == 40 // task.JUDGED_EVERY
+    assert [seconds for seconds, _ in run.curve] == sorted(seconds for seconds, _ in run.curve)
+    assert run.curve[-1][1] < 0.8 * run.curve[0][1] and run.accuracy > 0.5
+    learnt = torch.load(tmp_path / "learnt", weights_only=True)
+    if name == "mqgrad":
+        assert learnt["decisions"] == 4 and run.controller_seconds > 0
 
 
-def test_claims_follow_from_the_runs():
-    def outcome(seconds, accuracy, levels):
-        return repro.Outcome(((seconds, 0.1),), levels, accuracy, 0.0)
+def outcome(losses, accuracy=0.8, levels=(4,) * 8):
+    return Outcome(tuple((float(at), loss) for at, loss in enumerate(losses, 1)), levels, accuracy, 0.0)
 
-    fixed = {name: [outcome(10.0, 0.8, (4,) * 8)] for name in repro.FIXED}
-    learner = [outcome(9.0, 0.795, (2, 2, 2, 2, 4, 4, 4, 4))]
-    assert [claim["holds"] for claim in repro._claims(fixed | {"mqgrad": learner})] == [True, True, True]
-    learner = [outcome(11.0, 0.7, (4, 4, 4, 4, 2, 2, 2, 2))]
-    assert [claim["holds"] for claim in repro._claims(fixed | {"mqgrad": learner})] == [False, False, False]
+
+def test_the_target_is_what_16_bit_has_reached_by_four_fifths_of_its_steps():
+    runs = [outcome([1.0, 0.7, 0.5, 0.6, 0.2]), outcome([1.0, 0.9, 0.8, 0.7, 0.6])]
+    assert repro.targets({"16 bit": runs}) == [0.5, 0.7]
+
+
+def test_seconds_to_a_target_that_was_never_reached_are_infinite():
+    assert outcome([3.0, 2.0, 1.0]).seconds_to(2.5) == 2.0
+    assert outcome([3.0, 2.0, 1.0]).seconds_to(0.5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("learner", "holds"),
+    [
+        (outcome([0.5, 0.4, 0.3, 0.2, 0.1], 0.795, (2, 2, 2, 2, 4, 4, 4, 4)), [True, True, False, True]),
+        (outcome([0.9, 0.9, 0.9, 0.9, 0.1], 0.7, (4, 4, 4, 4, 2, 2, 2, 2)), [False, False, True, False]),
+        (outcome([0.9, 0.9, 0.9, 0.9, 0.9], 0.8, (2, 2, 2, 2, 4, 4, 4, 4)), [False, True, True, True]),
+    ],
+)
+def test_claims_follow_from_the_runs(learner, holds):
+    outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in repro.policies(8)}
+    result = repro.summary(outcomes | {"mqgrad": [learner]}, parse("paced:1gbit"))
+    assert [claim["holds"] for claim in result["claims"]] == holds
+    (table,) = result["tables"]
+    assert [row[0] for row in table["rows"]] == list(repro.policies(8))
+    assert all(len(row) == len(table["columns"]) for row in table["rows"])

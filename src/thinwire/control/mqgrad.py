@@ -31,10 +31,11 @@ class MQGrad(Controller):
        log(first loss / loss); the decades of the compression error, log10(|lost|^2 / |gradient|^2), within -4..1.
     2. Action: one level fewer, the same, or one more, drawn from the softmax policy pi = softmax(W x). Linear, because
        a run has few decisions; single moves from the cheapest level on, because a try of a dear level costs seconds.
-    3. Reward: d, the drop of log(loss) over the interval. Its price: rho * s, s the interval's seconds and rho the drop
-       per second of all intervals so far (older ones fade). The advantage A = d - rho * s, in units of its running
-       spread, at most 2 either way, is above 0 where an interval beat the mean drop per second.
-    4. Policy gradient: W += rate * (A * grad log pi(action | x) + entropy * grad H(pi(x))).
+    3. Reward: r = d - a log(T / (T - s)), d the drop of log(loss) over the interval, s its seconds and T those of the
+       run so far. Losses fall about as a power of time, T^-a, with a from the run so far: that much was due anyway.
+       In units of its running spread, at most 2 either way, r is the advantage A.
+    4. Policy gradient with a trace, since a level's effect on the loss outlasts the interval it was chosen for:
+       z = fade z + grad log pi(action | x);  W += rate * (A z + entropy * grad H(pi(x))).
 
     It starts from a policy that mostly stays: up when the loss has come far and hardly falls while messages lose much,
     down when they lose next to nothing. Draws depend on `seed` and the number of the decision only, so a resumed run
@@ -49,7 +50,7 @@ class MQGrad(Controller):
     seed: int = 0
 
     needs_loss: ClassVar[bool] = True
-    summary: ClassVar[str] = "a policy-gradient learner: the loss's drop per second moves the level"
+    summary: ClassVar[str] = "a policy-gradient learner: the loss's drop for its seconds moves the level"
 
     def __post_init__(self) -> None:
         check_interval(self.interval, "mqgrad")
@@ -68,7 +69,10 @@ class MQGrad(Controller):
         self._decisions = 0
         self._first_loss = math.nan
         self._last: tuple[list[float], int, float] | None = None  # state, action, loss of the last decision
-        self._drops, self._seconds, self._spread = 0.0, 0.0, 0.0
+        self._trace = torch.zeros_like(self._weights)
+        self._first_seconds = self._seconds = 0.0  # of the run, at the first decision and so far
+        self._fallen = 0.0  # log(loss), since the first decision
+        self._spread = 0.0
         if self.policy is not None:
             learnt = torch.load(self.policy, weights_only=True)
             if not isinstance(learnt, dict) or learnt.get("levels") != list(self.levels):
@@ -79,11 +83,13 @@ class MQGrad(Controller):
     def decide(self, seen: Observation) -> float:
         if not math.isfinite(seen.loss) or seen.loss <= 0 or seen.level not in self.levels:
             return self.levels[0] if seen.level not in self.levels else seen.level
-        if math.isnan(self._first_loss):
+        seconds = seen.seconds_per_step * self.interval
+        if self._last is None:
             self._first_loss = seen.loss
-        if self._last is not None:
+            self._first_seconds = self._seconds = seconds
+        else:
             state, action, before = self._last
-            self._learn(state, action, math.log(before / seen.loss), seen.seconds_per_step * self.interval)
+            self._learn(state, action, math.log(before / seen.loss), seconds)
         state, place = self._state(seen), self.levels.index(seen.level)
         draw = randomness.key(self.seed, self._decisions, "control.mqgrad") / 2**64
         action = min(int((self.odds(state).cumsum(0) < draw).sum()), len(MOVES) - 1)
@@ -104,19 +110,26 @@ class MQGrad(Controller):
         return [1.0, math.tanh(10 * slope), math.log(self._first_loss / seen.loss), decades]
 
     def _learn(self, state: Sequence[float], action: int, drop: float, seconds: float) -> None:
-        price = self._drops / self._seconds * seconds if self._seconds else drop
-        surplus = drop - price
-        self._drops = _FADE * self._drops + drop
-        self._seconds = _FADE * self._seconds + seconds
+        fallen, before = self._fallen, self._seconds
+        self._fallen, self._seconds = fallen + drop, before + seconds
+        inputs = torch.tensor(state, dtype=torch.float64)
+        log_odds = torch.log_softmax(self._weights @ inputs, 0)
+        odds = log_odds.exp()
+        taken = torch.zeros_like(odds)
+        taken[action] = 1
+        self._trace = _TRACE * self._trace + torch.outer(taken - odds, inputs)
+        if not 0 < 2 * self._first_seconds <= before:
+            return  # too early to tell how the loss falls
+        exponent = max(0.0, fallen) / math.log(before / self._first_seconds)
+        surplus = drop - exponent * math.log(self._seconds / before)
         self._spread = _FADE * self._spread + (1 - _FADE) * abs(surplus) if self._spread else abs(surplus)
         if not self._spread:
             return
         advantage = max(-2.0, min(2.0, surplus / self._spread))
-        weights = self._weights.requires_grad_()
-        log_odds = torch.log_softmax(weights @ torch.tensor(state, dtype=torch.float64), 0)
-        disorder = -(log_odds.exp() * log_odds).sum()
-        (gradient,) = torch.autograd.grad(advantage * log_odds[action] + self.entropy * disorder, weights)
-        self._weights = weights.detach() + self.rate * gradient
+        more_disorder = -odds * (log_odds - (odds * log_odds).sum())  # the gradient of the entropy by the logits
+        self._weights = self._weights + self.rate * (
+            advantage * self._trace + self.entropy * torch.outer(more_disorder, inputs)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -125,7 +138,8 @@ class MQGrad(Controller):
             "decisions": self._decisions,
             "first_loss": self._first_loss,
             "last": None if self._last is None else list(self._last),
-            "reward": [self._drops, self._seconds, self._spread],
+            "trace": self._trace,
+            "reward": [self._first_seconds, self._seconds, self._fallen, self._spread],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -135,9 +149,11 @@ class MQGrad(Controller):
         self._decisions = int(state["decisions"])
         self._first_loss = float(state["first_loss"])
         self._last = None if state["last"] is None else tuple(state["last"])  # type: ignore[assignment]
-        self._drops, self._seconds, self._spread = (float(number) for number in state["reward"])
+        self._trace = state["trace"].clone()
+        self._first_seconds, self._seconds, self._fallen, self._spread = (float(number) for number in state["reward"])
 
 
-_FADE = 0.9  # of past intervals in means: about the last ten count
+_FADE = 0.9  # of past intervals in the spread: about the last ten count
+_TRACE = 0.6  # of past decisions in the credit for a reward; higher => slower effects are seen, in more noise
 # Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
 _PRIOR = torch.tensor([[-4.0, 0.0, -1.0, -1.6], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 1.0, 2.0]], dtype=torch.float64)

@@ -1,127 +1,128 @@
-"""The best fixed width and MQGrad on a real parameter server: five processes, paced links, the clock on the wall."""
+"""A run of `thinwire repro mqgrad` on a real parameter server: a process per rank, thin links, the wall clock."""
 
 from __future__ import annotations
 
 import datetime
-import math
 import multiprocessing
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from statistics import fmean, pstdev
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import attach
+from thinwire.exchange.server import ParameterServer
+from thinwire.lab import mqgrad_task as task
+from thinwire.lab import network, shaped
+from thinwire.lab.mqgrad_task import Outcome
 from thinwire.lab.paced import Pace, PacedLedger
 from thinwire.server import join
 
-LIMIT_STEPS = 800
+RANKS = task.WORKERS + 1
+PATIENCE_SECONDS = 300.0
 
 
-def compare(
-    specs: dict[str, str], seeds: int, progress: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A table of wall seconds to the target, and the claim that the last of `specs` is no later than the first."""
-    seconds: dict[str, list[float]] = {name: [] for name in specs}
-    for seed in range(seeds):  # interleaved, so that a busy machine is busy for all
-        for name, spec in specs.items():
-            progress(f"mqgrad: {name} on a parameter server, seed {seed}")
-            seconds[name].append(run(spec.format(seed=seed), seed))
-    rows = [
-        (name, f"{fmean(each):.1f} ± {pstdev(each):.1f}" if all(map(math.isfinite, each)) else "not always reached")
-        for name, each in seconds.items()
-    ]
-    (fixed, theirs), (_, ours) = ((name, fmean(each)) for name, each in seconds.items())
-    table = {
-        "title": f"a real server, paced links, {seeds} seeds",
-        "columns": ("controller", "wall seconds"),
-        "rows": rows,
-    }
-    claim = {
-        "claim": "so it does on a real server over paced links",
-        "measured": f"{ours:.1f} s",
-        "expected": f"at most {theirs:.1f} s ({fixed})",
-        "holds": ours <= theirs,
-    }
-    return table, claim
+@dataclass(frozen=True)
+class Order:
+    """What every rank of a run is told."""
+
+    controller: str  # its spec
+    seed: int
+    steps: int
+    network: str
+    learnt: str | None = None  # where to write what the controller has learnt
 
 
-def run(spec: str, seed: int) -> float:
-    """Wall seconds to the target loss under one controller; infinite where it was not reached."""
-    from thinwire.lab.repro_mqgrad import WORKERS
-
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = context.Pipe(duplex=False)
-        ranks = [
-            context.Process(target=_rank, args=(rank, WORKERS + 1, f"{folder}/store", spec, seed, theirs))
-            for rank in range(WORKERS + 1)
-        ]
-        for process in ranks:
+def train(order: Order, namespaces: Sequence[str | None]) -> Outcome:
+    """One run under one controller. `namespaces`: of the server and the workers, where links are shaped."""
+    # Ranks are forked from a process that has imported torch once, with the part that DDP imports on first use.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        members = []
+        for rank, namespace in enumerate(namespaces):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank, args=(order, rank, f"{folder}/store", namespace, theirs), daemon=True
+            )
             process.start()
-        theirs.close()
+            theirs.close()
+            members.append((process, ours))
         try:
-            return ours.recv()
+            told = [ours.recv() for _, ours in members]
         except EOFError:
-            raise RuntimeError(f"a rank failed under {spec}; its traceback is above") from None
+            raise RuntimeError(f"a rank failed under {order.controller}; its traceback is above") from None
         finally:
-            for process in ranks:
-                process.join(30)
-                if process.is_alive():
-                    process.kill()
+            for process, _ in members:
+                process.join(10)
+                process.kill()
                 process.join()
+    curve, levels, accuracy = told[1]
+    return Outcome(curve, levels, accuracy, told[0].get("controller_seconds", 0.0))
 
 
-def _rank(rank: int, ranks: int, store: str, spec: str, seed: int, connection) -> None:
+def _rank(order: Order, rank: int, store: str, namespace: str | None, report: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=300)
-    )
-    role = join(servers=1, lost="stop")
+    if namespace is not None:
+        shaped.enter(namespace)
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else loopback
+    patience = datetime.timedelta(seconds=PATIENCE_SECONDS)
+    # A file tells the ranks of each other: no traffic on the links.
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=patience)
+    role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS)
     if role.serves:
-        role.serve()
+        told = role.serve()
     else:
-        reached = _train(role, spec, seed)
-        if rank == 1:
-            connection.send(reached)
-    connection.close()
+        assert role.exchange is not None
+        link = network.parse(order.network)
+        if link.mode == "paced":
+            # What workers pull comes over the server's one link: each has its share.
+            rate = link.rate_of(rank)
+            down = Pace(rate.down / task.WORKERS, link.latency_seconds)
+            role.exchange.ledger = PacedLedger(Pace(rate.up, link.latency_seconds), down=down)
+        told = _train(order, role.exchange, role.workers)
     dist.destroy_process_group()
+    report.send(told)
 
 
-def _train(role, spec: str, seed: int) -> float:
-    from thinwire.lab import repro_mqgrad as setup
-
-    worker, exchange = role.exchange.worker, role.exchange
-    rate = setup.LINK_MBPS * 1e6
-    exchange.ledger = PacedLedger(Pace(rate), down=Pace(rate))
-    torch.manual_seed(seed)
-    model = DistributedDataParallel(setup.network(), process_group=role.workers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels, _, _ = setup.half_size_images()
-    generator = torch.Generator().manual_seed(seed)
-    group = setup.WORKERS * setup.BATCH
-    order, at, smooth = torch.randperm(len(images), generator=generator), 0, math.nan
-    with attach(model, setup.Ladder(), exchange=exchange, controller=spec, exempt=(), seed=seed) as wire:
+def _train(
+    order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None
+) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...], float] | None:
+    """Curve, levels and accuracy, on the first worker. Weights are judged after the run, off its clock."""
+    model = DistributedDataParallel(task.network(order.seed), process_group=group)
+    optimizer = task.optimizer(model)
+    batches = task.batches(order.seed, exchange.worker)
+    levels: list[float] = []
+    seconds: list[float] = []
+    snapshots: list[torch.Tensor] = []
+    with attach(
+        model, task.Ladder(), exchange=exchange, controller=order.controller, exempt=(), seed=order.seed
+    ) as wire:
+        dist.barrier(group)
         began = time.perf_counter()
-        for _ in range(LIMIT_STEPS):
-            if at + group > len(images):
-                order, at = torch.randperm(len(images), generator=generator), 0
-            rows = order[at + worker * setup.BATCH : at + (worker + 1) * setup.BATCH]
-            at += group
+        for step in range(1, order.steps + 1):
+            images, labels = next(batches)
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images[rows]), labels[rows])
+            loss = functional.cross_entropy(model(images), labels)
+            levels.append(wire.level)
             loss.backward()
             optimizer.step()
             wire.observe(loss)
-            everybody = loss.detach().clone()
-            dist.all_reduce(everybody, group=role.workers)
-            mean = everybody.item() / setup.WORKERS
-            smooth = mean if math.isnan(smooth) else 0.95 * smooth + 0.05 * mean
-            if smooth <= setup.TARGET_LOSS:
-                return time.perf_counter() - began
-    return math.inf
+            if step % task.JUDGED_EVERY == 0:
+                seconds.append(time.perf_counter() - began)
+                snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+        if order.learnt is not None:
+            wire.save_controller(order.learnt)
+    if exchange.worker != 0:
+        return None
+    losses, accuracy = task.judge(order.seed, snapshots)
+    return tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy
