@@ -138,7 +138,7 @@ def taught(drop_of, seconds_of, lessons=90):
     state = [1.0, 0.0, 0.5, -1.0]
     before = controller.odds(state).tolist()
     for number in range(lessons):
-        action, elapsed = number % 3, controller._seconds
+        action, elapsed = number % 3, controller._seconds or 1.0
         seconds = seconds_of(action) * elapsed / 20
         controller._learn(state, action, drop_of(action, 0.3 * math.log(1 + 0.05)), seconds)
     return before, controller.odds(state).tolist()

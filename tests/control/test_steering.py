@@ -76,6 +76,26 @@ def test_a_learner_learns_where_it_runs_and_can_be_saved(function, servers, tmp_
     assert not torch.equal(saved["weights"], fresh.state_dict()["weights"])
 
 
+def _any_knob(specs):
+    found = {}
+    for spec in specs:
+        model = DDP(mlp())
+        with tw.attach(model, spec, controller="random(interval=1, seed=2)") as wire:
+            levels, _ = train(model, wire, dist.get_rank(), 6)
+        found[spec] = levels, digest(model)
+    return found
+
+
+def test_the_knob_may_be_bits_density_or_rank():
+    specs = ["qsgd(bits=4)", "topk(density=0.1)", "powersgd(factor_rank=2)"]
+    first, second = run_world(_any_knob, 2, specs)
+    for spec in specs:
+        (levels, weights), (other_levels, other_weights) = first[spec], second[spec]
+        assert set(levels) <= set(tw.parse(spec).knob.menu) and len(set(levels)) > 1, spec
+        assert levels == other_levels
+        assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True)), spec
+
+
 def _silent():
     model = DDP(mlp())
     with tw.attach(model, "qsgd", controller="mqgrad(interval=1)"), pytest.raises(ValueError, match="observe"):

@@ -70,7 +70,7 @@ class MQGrad(Controller):
         self._first_loss = math.nan
         self._last: tuple[list[float], int, float] | None = None  # state, action, loss of the last decision
         self._trace = torch.zeros_like(self._weights)
-        self._first_seconds = self._seconds = 0.0  # of the run, at the first decision and so far
+        self._first_seconds = self._seconds = 0.0  # of the first interval, of the run so far
         self._fallen = 0.0  # log(loss), since the first decision
         self._spread = 0.0
         if self.policy is not None:
@@ -83,13 +83,11 @@ class MQGrad(Controller):
     def decide(self, seen: Observation) -> float:
         if not math.isfinite(seen.loss) or seen.loss <= 0 or seen.level not in self.levels:
             return self.levels[0] if seen.level not in self.levels else seen.level
-        seconds = seen.seconds_per_step * self.interval
         if self._last is None:
             self._first_loss = seen.loss
-            self._first_seconds = self._seconds = seconds
         else:
             state, action, before = self._last
-            self._learn(state, action, math.log(before / seen.loss), seconds)
+            self._learn(state, action, math.log(before / seen.loss), seen.seconds_per_step * self.interval)
         state, place = self._state(seen), self.levels.index(seen.level)
         draw = randomness.key(self.seed, self._decisions, "control.mqgrad") / 2**64
         action = min(int((self.odds(state).cumsum(0) < draw).sum()), len(MOVES) - 1)
@@ -110,6 +108,8 @@ class MQGrad(Controller):
         return [1.0, math.tanh(10 * slope), math.log(self._first_loss / seen.loss), decades]
 
     def _learn(self, state: Sequence[float], action: int, drop: float, seconds: float) -> None:
+        if not self._seconds:  # the first interval also held what starting takes: count it as long as the second
+            self._first_seconds = self._seconds = seconds
         fallen, before = self._fallen, self._seconds
         self._fallen, self._seconds = fallen + drop, before + seconds
         inputs = torch.tensor(state, dtype=torch.float64)
