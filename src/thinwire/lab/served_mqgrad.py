@@ -87,7 +87,7 @@ def _rank(order: Order, rank: int, store: str, namespace: str | None, report: Co
         if link.mode == "paced":
             # What workers pull comes over the server's one link: each has its share.
             rate = link.rate_of(rank)
-            down = Pace(rate.down / task.WORKERS, link.latency_seconds)
+            down = Pace((rate.down or rate.up) / task.WORKERS, link.latency_seconds)
             role.exchange.ledger = PacedLedger(Pace(rate.up, link.latency_seconds), down=down)
         told = _train(order, role.exchange, role.workers)
     dist.destroy_process_group()
