@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common.h"
+#include "random.h"
 
 namespace thinwire {
 namespace {
@@ -83,11 +84,12 @@ void hadamard(address x, index n, address starts, index stretches, index block, 
     const Rotation rotation(at<float>(x), inverse, threads);
     for (index stretch = 0; stretch < stretches; ++stretch) {
         index begin = bounds[stretch];
+        const auto key = scrambled(at<const std::uint64_t>(keys)[stretch]);
         const auto rotate = [&](index size, index apart) {
             const index count = (bounds[stretch + 1] - begin) / (size * apart) * size * apart;
             if (count == 0) return;
             const index counter = at<const index>(counters)[stretch] + begin - bounds[stretch];
-            rotation.rotate(begin, count, size, apart, {at<const std::uint64_t>(keys)[stretch], counter, 1.0f});
+            rotation.rotate(begin, count, size, apart, {key, counter, 1.0f});
             begin += count;
         };
         rotate(block, stride);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "blocks.h"
+#include "random.h"
 
 namespace thinwire {
 namespace {
@@ -14,12 +15,18 @@ float effective(float range) {
     return range < 0x1p-120f ? 0.0f : range;
 }
 
-Draws draws_of(address keys, address counters, const Piece& piece, index begin) {
+// The draws of a piece's elements, from its first on.
+Draws draws_of(address keys, address counters, const Piece& piece) {
     if (!keys) return {false, 0, 0};
-    const auto key = at<const std::uint64_t>(keys)[piece.stretch];
-    const index counter = at<const index>(counters)[piece.stretch] + piece.place + (begin - piece.begin);
+    const auto key = scrambled(at<const std::uint64_t>(keys)[piece.stretch]);
+    const index counter = at<const index>(counters)[piece.stretch] + piece.place;
     const auto low = static_cast<std::uint32_t>(key), step = static_cast<std::uint32_t>(key >> 32) | 1;
     return {true, low + static_cast<std::uint32_t>(counter) * step, step};
+}
+
+Draws after(Draws draws, index elements) {
+    draws.first += static_cast<std::uint32_t>(elements) * draws.step;
+    return draws;
 }
 
 // What all four kernels are told of their blocks; see Pieces.
@@ -42,8 +49,9 @@ template <class Loop>
 void encode(address x, index n, const Blocked& blocked, int bits, address keys, address counters, address out,
             index out_bytes, address lost, int threads, const Loop& loop) {
     blocked.pieces(n, bits, out_bytes).run(threads, [&](const Piece& piece) {
+        const Draws draws = draws_of(keys, counters, piece);
         for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
-            loop(at<const float>(x) + begin, end - begin, blocked.range(number), draws_of(keys, counters, piece, begin),
+            loop(at<const float>(x) + begin, end - begin, blocked.range(number), after(draws, begin - piece.begin),
                  at<std::uint8_t>(out) + byte, lost ? at<float>(lost) + begin : nullptr);
         });
     });

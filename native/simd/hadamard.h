@@ -7,7 +7,7 @@ namespace thinwire {
 
 constexpr index panel_width = 32;  // columns that a strided rotation takes through the cache at once
 
-// Entry i is multiplied by +scale or -scale, as bit (counter + i) of the key's random stream says.
+// Entry i is multiplied by +scale or -scale, as bit (counter + i) of the (scrambled) key's random stream says.
 struct Flip {
     std::uint64_t key;
     index counter;

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from thinwire.kernels.reference.random import random_u32, random_unit
-from thinwire.randomness import key
+from thinwire.randomness import key, mix
 
 N = 1 << 17
 KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)]
+# Their halves as they are would make poor walks: small, sparse, regular, or near a simple fraction of 2^32.
+REGULAR_KEYS = [0, 1, 2**63, 2**64 - 1, 0x0001000100010001, 0xFFFF0000FFFF0000, 0x5555555500000000, 0x80000001 << 32]
+KEYS += REGULAR_KEYS
 
 
 def draws(number: int, first: int = 0) -> torch.Tensor:
@@ -64,3 +67,15 @@ def test_keys_and_counters_may_be_arrays():
     expected = [int(random_u32(number, counter[i : i + 1])) for i, number in enumerate(KEYS[:3])]
     signed = torch.tensor([number - (1 << 64 if number >> 63 else 0) for number in KEYS[:3]])
     assert random_u32(signed, counter).tolist() == expected
+
+
+def test_a_key_is_scrambled_by_splitmix64():
+    """Against the same round in plain integers: key's halves, and from them the first word of the walk."""
+    for number in KEYS:
+        scrambled = mix(number)
+        step, low = scrambled >> 32 | 1, scrambled & 0xFFFFFFFF
+        for counter in (0, 1, 12345):
+            x = (counter * step + low) % 2**32
+            x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
+            x = (x ^ x >> 15) * 0x735A2D97 % 2**32
+            assert int(random_u32(number, torch.tensor(counter))) == x ^ x >> 15

@@ -6,24 +6,41 @@ import torch
 from torch import Tensor
 
 COUNTERS = 1 << 32  # counters are below this
+_WORD = 0xFFFFFFFF
 
 
 def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
     """32 bits (in int64) for each counter (int64, 0 <= counter < 2^32) under a key: one, or one per counter
     (int64).
 
-    The key's halves choose one of 2^63 affine walks through the 32-bit integers, a two-round multiplicative
-    hash hides that it is a walk. Two keys so visit the integers in different orders, not in one order from
-    different beginnings. Keys must themselves look random, as `randomness.key` makes them: of small or
-    regular numbers some give poor walks.
+    The scrambled key's halves choose one of 2^63 affine walks through the 32-bit integers, a two-round
+    multiplicative hash hides that it is a walk. Two keys so visit the integers in different orders, not in one
+    order from different beginnings. Few walks are poor, such as those with a small or regular step; scrambling
+    keeps regular keys away from them.
     """
-    low, high = key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF
-    x = (counter * (high | 1) + low) & 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x735A2D97) & 0xFFFFFFFF
+    key = _scrambled(key)
+    low, high = key & _WORD, key >> 32 & _WORD
+    x = (counter * (high | 1) + low) & _WORD
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _WORD
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & _WORD
     return x ^ (x >> 15)
 
 
 def random_unit(key: int | Tensor, counter: Tensor) -> Tensor:
     """float32 in [0, 1), 24 bits, from `random_u32`."""
     return (random_u32(key, counter) >> 8).to(torch.float32) * 2.0**-24
+
+
+def _scrambled(key: int | Tensor) -> Tensor:
+    """One round of splitmix64, a bijection. int64 wraps around; a logical shift is an arithmetic one, masked."""
+    if isinstance(key, int):
+        key = torch.tensor(_signed(key))
+    key = key + _signed(0x9E3779B97F4A7C15)
+    key = (key ^ (key >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)
+    return key ^ (key >> 31 & (1 << 33) - 1)
+
+
+def _signed(number: int) -> int:
+    """The int64 with the same low 64 bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
