@@ -112,6 +112,14 @@ class Codec(Scheme):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         """out += weight * the decoded payload. Bad bytes raise ValueError and touch nothing out of bounds."""
 
+    def check_size(self, data: Tensor, layout: Layout, level: float) -> None:
+        """Raise ValueError unless `data` is as long as a payload of this layout: what every decoder asks first."""
+        expected = self.nbytes(layout, level)
+        if data.numel() != expected:
+            raise ValueError(
+                f"{self.name}: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
+
     def payload(self, bucket: Bucket, level: float) -> Payload:
         """`encode` into memory kept by the bucket's scratch."""
         data = bucket.scratch.take("payload", self.nbytes(bucket.layout, level), torch.uint8, bucket.flat.device)

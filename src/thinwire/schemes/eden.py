@@ -83,9 +83,7 @@ class EDEN(Codec):
             blocks.collect_add(said, bucket.lost, -1.0)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        expected = self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"eden: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
         blocks = rotation(layout, self.rotate)
         key, scale, codes = self._fields(data, blocks)
         said = torch.empty(blocks.numel, dtype=out.dtype, device=out.device)

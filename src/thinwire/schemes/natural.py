@@ -55,9 +55,7 @@ class Natural(Codec):
         )  # fmt: skip
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        expected = self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"natural: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
         scale, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
 

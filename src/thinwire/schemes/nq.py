@@ -69,9 +69,8 @@ class NQ(Codec):
         _tables.encode(bucket, bits, radius, reach, lambda shape: _tables.laplace(bits, *shape), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        bits, expected = int(level), self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"nq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
+        bits = int(level)
         radius, reach, codes = self._fields(data, layout)
         if self.block:
             table = _tables.laplace_blocks(bits, self.block, math.inf)

@@ -56,9 +56,7 @@ class QSGD(Codec):
         )  # fmt: skip
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        expected = self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"qsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
         radius, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 

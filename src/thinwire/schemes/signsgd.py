@@ -41,9 +41,7 @@ class SignSGD(Codec):
         )  # fmt: skip
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        expected = self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"signsgd: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
         scale, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, 0, 1, scale, weight, out=out)
 

@@ -53,9 +53,7 @@ class TernGrad(Codec):
         )  # fmt: skip
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        expected = self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"terngrad: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
         radius, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
