@@ -8,6 +8,7 @@ import torch
 
 import thinwire as tw
 from specs import every_spec, sum_rounding
+from thinwire import theory
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec
 from thinwire.schemes import parse
@@ -109,7 +110,11 @@ def test_biased_schemes_contract(spec):
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("spec", every_spec())
 def test_feedback_telescopes(spec, workers):
-    """sum of means + mean of residuals = sum of mean gradients, whatever was lost on the way."""
+    """sum of means + mean of residuals = sum of mean gradients, whatever was lost on the way.
+
+    It cannot hold where the running sum of several workers saturates: what is clipped there is no one worker's loss,
+    and none learns of it. The gap is then no larger than clipping and rounding are together, by theory.
+    """
     simulation = tw.Simulation(spec, workers=workers, feedback=True)
     came = exact = torch.zeros(30, 47, dtype=torch.float64)
     for step in range(12):
@@ -117,8 +122,12 @@ def test_feedback_telescopes(spec, workers):
         came = came + simulation.reduce(tensors)
         exact = exact + sum(t.double() for t in tensors) / workers
     owed = sum(memory["tensor", "residual"].double() for memory in simulation.memories) / workers
-    rounding = sum_rounding(spec, exact=1e-6)
-    assert (came + owed - exact).norm() <= rounding * (came.norm() + owed.norm())
+    gap, scheme = (came + owed - exact).norm(), parse(spec)
+    if getattr(scheme, "saturate", False) and workers > 1:
+        error = theory.saturation_error(theory.saturation_kappa(scheme.bits, workers), scheme.bits, workers)
+        assert 0 < gap <= error**0.5 * exact.norm()
+    else:
+        assert gap <= sum_rounding(spec, exact=1e-6) * (came.norm() + owed.norm())
 
 
 @pytest.mark.parametrize("spec", KNOBS)

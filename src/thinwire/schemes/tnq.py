@@ -18,6 +18,7 @@ from thinwire.scheme import Codec, Conversation, Knob
 from thinwire.schemes import _tables
 
 SAMPLE = 16384  # entries of a tensor that a tail is fitted to
+_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class TNQ(Codec):
     @property
     def knob(self) -> Knob:
         if self.budget is None:
-            return Knob("bits", (1, 2, 3, 4, 5, 6, 7, 8), self.bits)
-        return Knob("budget", (1, 2, 3, 4, 5, 6, 7, 8), self.budget)
+            return Knob("bits", _WIDTHS, self.bits)
+        return Knob("budget", tuple(sorted({*_WIDTHS, self.budget})), self.budget)
 
     # The payload: one float32 radius per group; for tensors also the shape of their levels; then the codes.
 
@@ -119,9 +120,8 @@ class TNQ(Codec):
         _tables.encode(bucket, bits, radius, shapes, self._table_for(bits), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        bits, expected = int(level), self.nbytes(layout, level)
-        if data.numel() != expected:
-            raise ValueError(f"tnq: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+        self.check_size(data, layout, level)
+        bits = int(level)
         radius, shapes, codes = self._fields(data, layout)
         if self.block:
             table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
