@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-NAMES = ("tnq", "regtopk", "powergossip", "mqgrad")
+# Seeds of the quick and of the full version, unless told.
+SEEDS = {"tnq": (2, 5), "regtopk": (2, 5), "utility": (1, 3), "powergossip": (2, 5), "mqgrad": (2, 5)}
+NAMES = tuple(SEEDS)
 
 
 def run(name: str, *, quick: bool, seeds: int | None, data: Path | None, console: Console) -> dict[str, Any]:
@@ -26,7 +28,10 @@ def run(name: str, *, quick: bool, seeds: int | None, data: Path | None, console
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task(each)
             results[each] = module.run(
-                quick, data, seeds or (2 if quick else 5), lambda text, bar=bar: progress.update(bar, description=text)
+                quick,
+                data,
+                seeds or SEEDS[each][not quick],
+                lambda text, bar=bar: progress.update(bar, description=text),
             )
         show(each, results[each], console)
     return results
