@@ -67,11 +67,14 @@ class Rotation:
         for segment, (a, b, _) in zip(self.layout.segments, self._spans, strict=True):
             out[segment.start : segment.stop].add_(padded[a:b], alpha=weight)
 
-    def dots(self, flat: Tensor, padded: Tensor) -> Tensor:
-        """float64[S]: the inner product of every tensor in `flat` with its own in `padded`."""
+    def dots_(self, flat: Tensor, padded: Tensor) -> Tensor:
+        """float64[S]: the inner product of every tensor in `flat`, which is used up, with its own in `padded`.
+
+        Products, then their sum: the bits of `torch.dot` depend on where in memory, so in its bucket, a tensor lies.
+        """
         pairs = zip(self.layout.segments, self._spans, strict=True)
-        products = [torch.dot(flat[s.start : s.stop], padded[a:b]) for s, (a, b, _) in pairs]
-        return torch.stack(products).double()
+        products = (flat[s.start : s.stop].mul_(padded[a:b]) for s, (a, b, _) in pairs)
+        return torch.stack([product.sum(dtype=torch.float64) for product in products])
 
     def rotate_(self, padded: Tensor, keys: Tensor, *, inverse: bool = False) -> None:
         """Every block times a random orthonormal matrix, or back. `keys`: one for each tensor."""

@@ -147,11 +147,12 @@ class THC(Scheme):
         """Keep <x, mean>/(|mean| sqrt(E)), tensor by tensor: over all workers that sums to about |sum of x|/sqrt(E).
 
         It is measured along the true gradients, so a range that was far too small or too large is mended in one round.
+        What is in the bucket is used up.
         """
         square = torch.empty(len(bucket.segments), dtype=torch.float32, device=mean.device)
         kernels.block_statistics(mean, blocks.tensor_starts, 0, square=square)
         total = torch.zeros_like(square).index_add_(0, blocks.block_owners.to(mean.device), energy)
-        agreement = blocks.dots(bucket.flat, mean) / (square.double() * total.double()).sqrt()
+        agreement = blocks.dots_(bucket.flat, mean) / (square.double() * total.double()).sqrt()
         for name, value in zip(bucket.layout.names, agreement.tolist(), strict=True):
             if math.isfinite(value):
                 memory[name, "agreement"].fill_(value)
