@@ -34,6 +34,11 @@ def every_spec() -> list[str]:
     return [spec for name in registry() for spec in (name, *VARIANTS.get(name, ()))]
 
 
+def saturates(spec: str) -> bool:
+    """Whether running sums are clipped: that is no one worker's loss, and no error memory learns of it."""
+    return getattr(parse(spec), "saturate", False)
+
+
 def sum_rounding(spec: str, exact: float) -> float:
     """What a 16-bit sum may round on the wire, where no worker can know it; `exact` for all other schemes."""
     scheme = parse(spec)

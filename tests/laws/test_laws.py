@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from specs import every_spec, sum_rounding
+from specs import every_spec, saturates, sum_rounding
 from thinwire import theory
 from thinwire.bucket import Bucket, Layout
 from thinwire.scheme import Codec
@@ -123,7 +123,7 @@ def test_feedback_telescopes(spec, workers):
         exact = exact + sum(t.double() for t in tensors) / workers
     owed = sum(memory["tensor", "residual"].double() for memory in simulation.memories) / workers
     gap, scheme = (came + owed - exact).norm(), parse(spec)
-    if getattr(scheme, "saturate", False) and workers > 1:
+    if saturates(spec) and workers > 1:
         error = theory.saturation_error(theory.saturation_kappa(scheme.bits, workers), scheme.bits, workers)
         assert 0 < gap <= error**0.5 * exact.norm()
     else:
