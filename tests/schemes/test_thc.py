@@ -101,10 +101,15 @@ def test_saturation_follows_the_gradients(workers):
                 assert error < bound
 
 
-@pytest.mark.parametrize("draw", [gaussian(16384), student], ids=["gaussian", "student"])
+@pytest.mark.parametrize("draw", [gaussian(16384), student, heavy], ids=["gaussian", "student", "heavy"])
 def test_partial_rotation_costs_at_most_a_quarter(draw):
     full = vnmse("thc(rotate=30)", draw, 4)
-    assert vnmse("thc(rotate=10)", draw, 4) <= 1.25 * full
+    assert full < vnmse("thc", draw, 4) <= 1.25 * full
+
+
+@pytest.mark.parametrize("draw", [gaussian(16384), student], ids=["gaussian", "student"])
+def test_so_do_the_papers_ten_stages_on_lighter_tails(draw):
+    assert vnmse("thc(rotate=10)", draw, 4) <= 1.25 * vnmse("thc(rotate=30)", draw, 4)
 
 
 @pytest.mark.parametrize("spec", ["thc", "thc(rotate=30)", "thc(saturate=True)", "thc(bits=8)"])
@@ -156,7 +161,7 @@ def test_the_wire_cost_is_the_width_and_the_norms(workers):
         simulation = tw.Simulation(spec, workers=workers)
         simulation.reduce(tensors)
         width = parse(spec).width(workers)
-        assert 8 * simulation.bytes_sent / passes / 65536 == pytest.approx(width + 32 / 1024, rel=0.01)
+        assert 8 * simulation.bytes_sent / passes / 65536 == pytest.approx(width + 32 / 4096, rel=0.001)
 
 
 @pytest.mark.parametrize(("spec", "message"), [

@@ -41,8 +41,8 @@ def test_bits_and_scales(workers):
             "tnq(bits=3, group='tensor')": 3,
             "tq(bits=2)": 2 + 32 / 1024,
             "nq(bits=4)": 4 + 32 / 1024,
-            "thc": parse("thc").width(workers) + 32 / 1024,
-            "thc(saturate=True)": 4 + 32 / 1024,
+            "thc": parse("thc").width(workers) + 32 / 4096,
+            "thc(saturate=True)": 4 + 32 / 4096,
             "eden(bits=2)": 2 + 32 / 1024,
             "signsgd": 1,
         }

@@ -35,16 +35,15 @@ class THC(Scheme):
     1. E = sum over workers of |x|^2, block by block, and r = |sum of x|/sqrt(E) in the last round, tensor by tensor.
     3. step = kappa r sqrt(E/d)/(2^(bits-1) - 1): the range is kappa deviations of the sum (`theory.saturation_kappa`).
 
-    Ours: r is remembered instead of a norm, because E is known afresh in every round; and it is measured by how far
-    the workers' gradients agree with the mean that came out, since the norm of a saturated sum says little about the
-    true one. With `saturate`, error memory knows what a worker's own clipping lost, but not what the running sum's did.
-    A gradient whose squared norm float32 cannot hold counts as not finite.
+    Ours: twelve stages instead of ten, which are as fast (a block still fits into the first-level cache) and lose less
+    where the workers' norms differ from block to block; r is remembered instead of a norm, because E is known afresh in
+    every round; and it is measured by how far the workers' gradients agree with the mean that came out, since the norm
+    of a saturated sum says little about the true one. With `saturate`, error memory knows what a worker's own clipping
+    lost, but not what the running sum's did. A gradient whose squared norm float32 cannot hold counts as not finite.
     """
 
     bits: int = 4  # of one worker's integers; lower => fewer bytes, more error
-    rotate: int = (
-        10  # butterfly stages: blocks of 2^rotate entries; 30 => the full rotation; lower => faster, more scales
-    )
+    rotate: int = 12  # butterfly stages: blocks of 2^rotate entries; lower => more scales and error; 30 => full, slower
     saturate: bool = False  # True => the sum stays as narrow as its parts: fewer bytes, more error
 
     unbiased: ClassVar[bool] = False
