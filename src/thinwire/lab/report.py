@@ -81,11 +81,14 @@ def _section(record: Record, task: str) -> Section:
     curves: dict[str, list[Run]] = {}
     for run in runs:
         curves.setdefault(table.label(record, run), []).append(run)
-    figures = {f"{runs[0].metric} over {axis.name}".capitalize(): html(_scores(curves, lines, axis)) for axis in AXES}
-    figures["Seconds per step, by what they went into"] = html(_phases(rows))
+    figures = {
+        f"{runs[0].metric} over {axis.name}".capitalize(): html(_scores(curves, lines, axis), len(rows))
+        for axis in AXES
+    }
+    figures["Seconds per step, by what they went into"] = html(_phases(rows), len(rows))
     steered = {label: group for label, group in curves.items() if group[0].plan.controller is not None}
     if steered:
-        figures["Level over seconds"] = html(_curves(steered, lines, AXES[0], lambda point: point.level))
+        figures["Level over seconds"] = html(_curves(steered, lines, AXES[0], lambda point: point.level), len(steered))
     return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, lines)
 
 
@@ -152,13 +155,10 @@ def _folded(label: str) -> str:
     return label.replace(" by ", "<br>by ").replace(" over ", "<br>over ")
 
 
-def html(figure: go.Figure) -> str:
+def html(figure: go.Figure, entries: int) -> str:
     """The more curves a legend names, or bars there are, the higher the figure."""
-    traces: Any = figure.data
-    bars = [y for trace in traces if trace.type == "bar" for y in trace.y]
-    lines = len({trace.name for trace in traces if trace.name} | set(bars))
     figure.update_layout(
-        template="plotly_white", height=300 + 20 * lines, font={"family": "inherit"},
+        template="plotly_white", height=300 + 20 * entries, font={"family": "inherit"},
         margin={"l": 10, "r": 10, "t": 10, "b": 10},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
     )  # fmt: skip

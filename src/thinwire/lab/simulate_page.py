@@ -80,7 +80,7 @@ def write(study: Study, file: Path) -> None:
     about = Record({})
     lines = report.styles(study.schemes, [scheme for scheme in study.schemes if scheme == BASELINE])
     caption = f"{about.machine['cores']} cores of {about.machine['cpu']}; torch {about.versions['torch']}"
-    figures = {measure.title: report.html(_figure(study, measure, lines)) for measure in MEASURES}
+    figures = {measure.title: report.html(_figure(study, measure, lines), len(study.schemes)) for measure in MEASURES}
     rows = [study.of(scheme) for scheme in study.schemes]
     page = {"heading": setting(study), "caption": caption, "figures": figures, "workers": study.workers, "rows": rows}
     report.render("simulate.html", file, page | {"created": about.created, "mark": _mark})
