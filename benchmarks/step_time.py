@@ -131,7 +131,7 @@ def on_ranks(workers: int, function, *args):
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--repeats", type=int, default=31, help="ratios per cell; the median is shown")
+    options.add_argument("--repeats", type=int, default=101, help="ratios per cell; the median is shown")
     options.add_argument("--json", metavar="FILE", help="also write every ratio to FILE")
     given = options.parse_args()
 
@@ -141,7 +141,7 @@ def main() -> None:
     with Progress(transient=True) as progress:
         bar = progress.add_task("measuring", total=len(cells) + len(memory))
         for model, pair, workers in cells:
-            steps = 20 if model == "cnn" else 6
+            steps = 5 if model == "cnn" else 2  # short repeats, many of them: a busy moment spoils few ratios
             found[model, pair, workers] = on_ranks(workers, ratios, model, pair, given.repeats, steps)
             progress.advance(bar)
         for side, feedback in memory:
