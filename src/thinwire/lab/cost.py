@@ -10,10 +10,11 @@ A step is played through on a virtual clock, by the lane's own code (`playing`):
 4. After the last bucket is back, the rest of the step (copying gradients back, the optimizer) follows.
 
 Processors: measured seconds are those with all workers of a machine at work. A worker has `cores / workers` of them.
-The training thread, the lane and the moving of bytes (processor seconds per byte: measured) share that: where there is
-plenty they overlap, and where there is none each slows the others: only true waiting for the wire can be hidden then.
+The training thread, the lane and the moving of messages (processor seconds of each: measured) share that: where there
+is plenty they overlap, and where there is none each slows the others; only true waiting for the wire can be hidden.
 
-Waiting for each other is not played but measured, as one number for all schemes: see `survey`.
+Waiting for each other: workers rehearse in step, and of each turn the slowest one's seconds count (`survey.slowest`).
+What a step in which workers only meet takes beyond that is measured, and added to all schemes alike (`Survey.predict`).
 
 What bounds a step: training's own seconds (compute), or what it waits for the lane, divided into encode and wire as the
 lane's own time divides.
@@ -71,11 +72,13 @@ class Step:
 
     compute_seconds: float
     talks: tuple[BucketTalk, ...]
+    threaded: bool = True  # the lane is a thread of its own
 
     def computing(self, seconds: float) -> Step:
         """The same step with another computation of its own; buckets are ready at the same share of it."""
         scale = seconds / self.compute_seconds
-        return Step(seconds, tuple(replace(talk, ready=talk.ready * scale) for talk in self.talks))
+        talks = tuple(replace(talk, ready=talk.ready * scale) for talk in self.talks)
+        return replace(self, compute_seconds=seconds, talks=talks)
 
     @property
     def messages(self) -> list[Message]:
@@ -97,6 +100,7 @@ class Carriage:
     latency_seconds: float
     seconds_per_byte: float  # of bytes that leave a worker
     processor_seconds_per_byte: float = 0.0  # of this worker's processors, while they are carried
+    processor_seconds: float = 0.0  # the same for a message without bytes, while it is under way
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that schemes add
 
 def measure(exchange: AllReduce, group: dist.ProcessGroup) -> Link:
     """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer."""
-    exchange.open(group, parse("fp32"))
+    exchange.open(group, parse("fp16"))  # any scheme whose lane is a thread
     try:
         lane, workers, worker = exchange.lane, exchange.workers, exchange.worker
         assert lane is not None
@@ -89,10 +89,14 @@ def fit(points: Sequence[tuple[float, float, float]]) -> Carriage:
     Its slope is that of the largest messages, because short ones slip through on a link's burst; its height is what
     the smaller ones take beyond their bytes, in the middle.
     """
-    (short, short_seconds, _), (long, long_seconds, worked) = points[-2:]
-    per_byte = max((long_seconds - short_seconds) / (long - short), 0.5 * long_seconds / long)  # noise is not a link
-    rest = [seconds - nbytes * per_byte for nbytes, seconds, _ in points[:-1]]
-    return Carriage(max(0.0, median(rest)), per_byte, worked / long)
+    largest = points[-3:]
+    per_byte = linear_regression([p[0] for p in largest], [p[1] for p in largest]).slope
+    nbytes, seconds, worked = points[-1]
+    per_byte = max(per_byte, 0.5 * seconds / nbytes)  # noise is not a link
+    worked_per_byte = worked / nbytes
+    latency = median(seconds - nbytes * per_byte for nbytes, seconds, _ in points[:-1])
+    short = median(worked - nbytes * worked_per_byte for nbytes, _, worked in points[:-1])
+    return Carriage(max(0.0, latency), per_byte, worked_per_byte, max(0.0, short))
 
 
 def host(group: dist.ProcessGroup) -> Host:

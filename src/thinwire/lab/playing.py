@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thinwire.exchange.lane import Job, Talk, Threaded
+from thinwire.exchange.lane import Inline, Job, Lane, Talk, Threaded
 from thinwire.lab.cost import BucketTalk, Carriage, Host, Link, Prediction, Step
 from thinwire.ledger import Ledger
 
@@ -27,7 +27,11 @@ def play(step: Step, link: Link, host: Host) -> Prediction:
     """One step on the virtual clock, driven by a real lane."""
     clock = _Clock(max((talk.ready for talk in step.talks), default=0.0), host)
     group: Any = clock  # what the lane starts collectives on
-    lane = Threaded(group, link.workers, Ledger(), "thinwire-played")
+    lane: Lane = (
+        Threaded(group, link.workers, Ledger(), "thinwire-played")
+        if step.threaded
+        else Inline(group, link.workers, Ledger())
+    )
     try:
         jobs = [
             lane.submit(
@@ -77,7 +81,7 @@ class _Sending:
     carriage: Carriage
 
     def amounts(self, workers: int) -> dict[str, float]:
-        return {}
+        return {"bytes_sent": self.nbytes}
 
     def start(self, group: Any) -> _Arrival:
         clock: _Clock = group
@@ -105,7 +109,8 @@ class _Clock:
         self.waiting_seconds = 0.0
         self._host = host
         self._channels = [0.0] * CHANNELS  # when each is free
-        self._carried: list[tuple[float, float, float]] = []  # (from, to, cores) that bytes are moved
+        self._wire_free = 0.0
+        self._moved: list[tuple[float, float, float]] = []  # (from, to, cores) that move messages
 
     def until_computed(self, seconds: float) -> None:
         self._pass(until_computed=seconds)
@@ -122,13 +127,16 @@ class _Clock:
     def carry(self, nbytes: float, carriage: Carriage) -> float:
         """Put bytes on the wire; when they arrive."""
         self._channels.sort()
-        begin = max(self.now, self._channels[0], self._carried[-1][1] if self._carried else 0.0)
-        end = begin + nbytes * carriage.seconds_per_byte
+        begin = max(self.now, self._channels[0], self._wire_free)
+        self._wire_free = end = begin + nbytes * carriage.seconds_per_byte
+        self._channels[0] = arrival = end + carriage.latency_seconds
+        self._occupy(begin, end, nbytes * carriage.processor_seconds_per_byte)
+        self._occupy(end, arrival, carriage.processor_seconds)
+        return arrival
+
+    def _occupy(self, begin: float, end: float, processor_seconds: float) -> None:
         if end > begin:
-            cores = carriage.processor_seconds_per_byte / carriage.seconds_per_byte
-            self._carried.append((begin, end, cores))
-        self._channels[0] = end + carriage.latency_seconds
-        return self._channels[0]
+            self._moved.append((begin, end, processor_seconds / (end - begin)))
 
     def _pass(self, *, until: float = math.inf, until_computed: float = math.inf, thinking: float = math.inf) -> None:
         """Let time pass until the first of the three is reached, in pieces in which all rates are constant."""
@@ -152,11 +160,11 @@ class _Clock:
             self.now += piece
 
     def _moving(self) -> float:
-        return next((cores for begin, end, cores in self._carried if begin <= self.now < end), 0.0)
+        return sum(cores for begin, end, cores in self._moved if begin <= self.now < end)
 
     def _edges(self) -> Iterator[float]:
         """Seconds until the wire's next message begins or ends."""
-        for begin, end, _ in self._carried:
+        for begin, end, _ in self._moved:
             yield from (edge - self.now for edge in (begin, end) if edge > self.now)
 
 

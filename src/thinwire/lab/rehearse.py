@@ -24,6 +24,7 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
 from thinwire.exchange.lane import DEPTH, Job, Lane, Talk
 from thinwire.lab.cost import BucketTalk, Message, Step, Turn, kind_of
+from thinwire.ledger import Ledger
 from thinwire.memory import Memory
 from thinwire.requests import Sum
 from thinwire.scheme import Conversation, Scheme
@@ -38,25 +39,29 @@ def rehearse(
     *,
     workers: int,
     steps: int,
-    synchronize: Callable[[], object] = lambda: None,
+    restore: Callable[[], object] = lambda: None,
+    meet: Callable[[], object] = lambda: None,
 ) -> list[Step]:
     """`steps` steps of `train()`, which runs `model` forward and backward once, as one of `workers` workers.
 
-    synchronize: called before every step; a barrier there keeps processes that share a machine in step, so that they
-    slow each other down as they do when they train.
+    restore: called before every step.
+    meet: called, off the record, before every step and wherever workers would wait for each other. A barrier there
+        makes processes that share a machine slow each other down as they do when they train.
     """
-    exchange = Rehearsal(workers)
+    exchange = Rehearsal(workers, meet)
     wire = attach(model, scheme, exchange=exchange)
     stage = exchange.lane
     assert isinstance(stage, _Stage)
     found = []
     try:
         for _ in range(WARM_STEPS + steps):
-            synchronize()
+            restore()
+            meet()
             stage.talks.clear()
             began = stage.clock()
             train()
-            found.append(Step(stage.clock() - began, tuple(talk.since(began) for talk in stage.talks)))
+            talks = tuple(talk.since(began) for talk in stage.talks)
+            found.append(Step(stage.clock() - began, talks, threaded=not wire.scheme.bare))
     finally:
         wire.close()
     return found[WARM_STEPS:]
@@ -83,13 +88,13 @@ def perform(
     *,
     exchange: AllReduce,
     steps: int,
-    synchronize: Callable[[], object] = lambda: None,
+    restore: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """The seconds of `steps` real steps of `train()`, over a real exchange."""
     seconds = []
     with attach(model, scheme, exchange=exchange):
         for _ in range(WARM_STEPS + steps):
-            synchronize()
+            restore()
             began = time.perf_counter()
             train()
             seconds.append(time.perf_counter() - began)
@@ -99,14 +104,15 @@ def perform(
 class Rehearsal(AllReduce):
     """An AllReduce whose workers are all copies of worker 0, whoever rehearses."""
 
-    def __init__(self, workers: int):
+    def __init__(self, workers: int, meet: Callable[[], object]):
         super().__init__()
         self.workers = workers
+        self._meet = meet
         self.worker = 0  # some schemes treat even and odd workers differently: THC's sums have room for n even ones
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
         arithmetic.check_route(self.route, scheme)
-        self.lane: Lane | None = _Stage(self.workers)
+        self.lane: Lane | None = _Stage(self.workers, self._meet, group, self.ledger)
 
     def agree(self, what: str) -> None:
         """Copies agree."""
@@ -121,10 +127,10 @@ class _Stage(Lane):
     `clock` stands still meanwhile: it shows the training thread's own seconds.
     """
 
-    def __init__(self, workers: int):
+    def __init__(self, workers: int, meet: Callable[[], object], group: dist.ProcessGroup, ledger: Ledger):
+        super().__init__(group, workers, ledger, DEPTH)
         self.talks: list[BucketTalk] = []
-        self._workers = workers
-        self._scratches = [Scratch() for _ in range(DEPTH)]
+        self._meet = meet
         self._away = 0.0
 
     def clock(self) -> float:
@@ -144,6 +150,8 @@ class _Stage(Lane):
             turns.append(Turn(thought, tuple(self._message(collective) for collective in wanted)))
             for collective in wanted:
                 _answer(collective, self._workers)
+            if wanted:
+                self._meet()
         self.talks.append(BucketTalk(ready, tuple(turns)))
         job = Job(begin, last, done)
         job.end(result, None)
@@ -154,7 +162,7 @@ class _Stage(Lane):
         """There is no thread to end."""
 
     def _message(self, collective: Collective) -> Message:
-        return Message(kind_of(collective), int(collective.amounts(self._workers)["bytes_sent"]))
+        return Message(kind_of(collective), collective.amounts(self._workers)["bytes_sent"])
 
 
 def _answer(collective: Collective, workers: int) -> None:

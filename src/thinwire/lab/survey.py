@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab import links, tasks
-from thinwire.lab.cost import Host, Link, Prediction, Step
+from thinwire.lab.cost import BucketTalk, Host, Link, Prediction, Step
 from thinwire.lab.links import agreed
 from thinwire.lab.playing import predict
 from thinwire.lab.rehearse import Meeting, perform, rehearse
@@ -28,7 +28,7 @@ MEETINGS = 12
 
 @dataclass(frozen=True)
 class Survey:
-    """What was measured of a group that trains a model. Of every step, the slowest worker's."""
+    """What was measured of a group that trains a model. Steps are as the slowest worker makes them."""
 
     parameters: int
     workers: int
@@ -71,15 +71,14 @@ def survey(
     assert isinstance(group, dist.ProcessGroup)
     workers = dist.get_world_size(group)
 
-    def synchronize() -> None:
-        restore()
+    def meet() -> None:
         dist.barrier(group)
 
     def rehearsed(scheme: str | Meeting, steps: int = STEPS) -> list[Step]:
-        return rehearse(model, train, scheme, workers=workers, steps=steps, synchronize=synchronize)
+        return rehearse(model, train, scheme, workers=workers, steps=steps, restore=restore, meet=meet)
 
     def real(scheme: str | Meeting, steps: int) -> list[float]:
-        return perform(model, train, scheme, exchange=exchange(), steps=steps, synchronize=restore)
+        return perform(model, train, scheme, exchange=exchange(), steps=steps, restore=restore)
 
     link, host = links.measure(exchange(), group), links.host(group)
     meeting = rehearsed(Meeting(), MEETINGS)
@@ -91,22 +90,34 @@ def survey(
             performed[scheme] = mean(real(scheme, performed_steps))
             steps[scheme] += rehearsed(scheme)  # before and after, so that what disturbs the machine disturbs both
 
-    told = agreed((meeting, median(met), steps, performed), group)
+    told = agreed((meeting, mean(met), steps, performed), group)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Survey(
         parameters, workers, link, host,
         meeting=slowest([each[0] for each in told]),
-        meeting_seconds=median(each[1] for each in told),
+        meeting_seconds=mean(each[1] for each in told),
         steps={scheme: slowest([each[2][scheme] for each in told]) for scheme in schemes},
         performed={scheme: mean(each[3][scheme] for each in told) for scheme in performed},
     )  # fmt: skip
 
 
 def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
-    """Of every step, that of the worker that took longest: the others wait for it."""
-    return [
-        max(steps, key=lambda step: step.compute_seconds + step.think_seconds) for steps in zip(*workers, strict=True)
-    ]
+    """The steps of several workers that ask the same of each other as those of one that is always the slowest.
+
+    Who is slow changes from one turn to the next, and all wait for that one.
+    """
+    found = []
+    for steps in zip(*workers, strict=True):
+        talks = []
+        for each in zip(*(step.talks for step in steps), strict=True):
+            turns = tuple(
+                replace(turn[0], think_seconds=max(one.think_seconds for one in turn))
+                for turn in zip(*(talk.turns for talk in each), strict=True)
+            )
+            talks.append(BucketTalk(max(talk.ready for talk in each), turns))
+        compute_seconds = max(step.compute_seconds for step in steps)
+        found.append(replace(steps[0], compute_seconds=compute_seconds, talks=tuple(talks)))
+    return found
 
 
 def of_task(
