@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from models import batch, digest
 from thinwire.bucket import Bucket, Layout
-from thinwire.exchange.lane import Lane
+from thinwire.exchange.lane import Threaded
 from thinwire.ledger import Ledger
 from thinwire.memory import Memory
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
@@ -268,7 +268,7 @@ def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
             except StopIteration as stop:
                 return stop.value
 
-    lane, names = Lane(None, 1, Ledger(), "test"), "abcd"
+    lane, names = Threaded(None, 1, Ledger(), "test"), "abcd"
     jobs = [lane.submit(partial(talk, name), last=name == "d", done=lambda job: None) for name in names]
     for job in jobs:
         assert job.ended.wait(60) and job.error is None

@@ -58,6 +58,7 @@ class Lane(ABC):
         self._workers = workers
         self._active: deque[Job] = deque()  # oldest first
         self._scratches = [Scratch() for _ in range(scratches)]
+        self._answered: list[Started] = []
 
     @abstractmethod
     def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
@@ -84,7 +85,9 @@ class Lane(ABC):
             with self.ledger.timed("wire_seconds"):
                 for work in job.works:
                     work.wait()
-            job.works = []
+            # Not dropped yet: were the group's thread the last to hold a work, it would need the interpreter to free
+            # its tensors, and at the interpreter's exit that aborts the process.
+            self._answered, job.works = job.works, []
         try:
             with self.ledger.timed("encode_seconds"):
                 wanted = next(job.talk)

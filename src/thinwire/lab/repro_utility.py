@@ -82,7 +82,7 @@ def train(contenders: Sequence[Contender], net: networks.Network, seeds: int, pr
     """Every contender once, then the next seed: what disturbs the machine for a while disturbs all alike."""
     record = Record(
         {
-            "tasks": [TASK], "schemes": [each.spec for each in contenders], "exchange": "allreduce",
+            "tasks": [TASK], "schemes": [each.spec for each in contenders], "exchanges": ["allreduce"],
             "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": WORKERS,
         }
     )  # fmt: skip
