@@ -257,8 +257,8 @@ def test_the_command_on_a_model_by_its_size(tmp_path):
 def test_the_check_has_predicted_beside_measured(capsys):
     (found,) = command(task="regression", schemes=["qsgd(bits=4)"], networks=["none"], workers=2, check=True)
     assert set(found.survey.performed) == {"fp16", "qsgd(bits=4)"} and min(found.survey.performed.values()) > 0
-    shown = capsys.readouterr().out
-    assert "predicted / measured" in shown and check_sentence([found]) in shown.replace("\n", " ")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "predicted / measured" in shown and check_sentence([found]) in shown
 
 
 def test_under_torchrun_the_group_is_the_one_that_there_is():

@@ -238,10 +238,9 @@ class Logged:
 
     name: tuple[str, int]
     log: list
-    bytes_given: int = 0
 
-    def bytes_sent(self, workers):
-        return 0
+    def amounts(self, workers):
+        return {}
 
     def start(self, group):
         self.log.append(("start", self.name))
