@@ -181,6 +181,27 @@ def test_ddp_options_and_accumulation(options, accumulate):
     assert_equal(results[0][0], results[0][1])
 
 
+def _memory(spec, feedback):
+    """Scratch after 3 and after 10 steps, the largest bucket and the residual, in bytes."""
+    model = DDP(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1)))
+    found = []
+    with tw.attach(model, spec, feedback=feedback) as wire:
+        for steps in (3, 7):
+            for _ in range(steps):
+                model(torch.ones(4, 256)).sum().backward()
+            found.append(wire.stats()["scratch_bytes"])
+        largest = 4 * sum(p.numel() for p in model.parameters())  # in DDP's first step one bucket holds all
+        return found, largest, wire.stats()["memory_bytes"]
+
+
+@pytest.mark.parametrize("spec, feedback", [("fp32", False), ("fp16", False), ("qsgd(bits=4)", False), ("tnq", True)])
+def test_scratch_is_at_most_two_buckets_and_does_not_grow(spec, feedback):
+    weights = 4 * 1024 * (256 + 1024 + 1)  # biases are exempt
+    for (early, late), largest, residual in run_world(_memory, 2, spec, feedback):
+        assert early == late <= 2 * largest
+        assert residual == (weights if feedback else 0)
+
+
 def _two_models():
     first, second = DDP(mlp(0), bucket_cap_mb=MANY_BUCKETS), DDP(mlp(1), bucket_cap_mb=MANY_BUCKETS)
     with tw.attach(first, "qsgd"), tw.attach(second, "fp32"):

@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from thinwire.exchange.asynchronous import MakeOptimizer, Shared
 from thinwire.exchange.codecs import CASTS, codec_of
 from thinwire.exchange.links import Link
+from thinwire.exchange.saying import said_by_all
 from thinwire.exchange.server import ParameterServer
 from thinwire.exchange.serving import Server
 from thinwire.exchange.trading import Trader
@@ -38,13 +39,14 @@ def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: f
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     if lost not in ("drop", "stop"):
         raise ValueError(f"lost must be 'drop' or 'stop', got {lost!r}")
-    session = [f"thinwire/{uuid.uuid4().hex}" if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(session, src=0)
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    session = said_by_all(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
     workers = dist.new_group(ranks[servers:])
     rank, store = dist.get_rank(), _get_default_store()
     if rank < servers:
         links = {
-            worker: Link(store, f"{session[0]}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
+            worker: Link(store, f"{session}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
             for worker in range(len(ranks) - servers)
         }
         return Role(None, None, links, lost, timeout)
@@ -52,7 +54,7 @@ def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: f
     # A worker waits for its servers while they wait, up to the timeout, for another worker.
     patience = 2 * timeout + 30
     own = [
-        Link(store, f"{session[0]}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
+        Link(store, f"{session}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
         for server in range(servers)
     ]
     assert workers is None or isinstance(workers, dist.ProcessGroup)

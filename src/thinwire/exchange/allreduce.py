@@ -21,10 +21,11 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket, Scratch
 from thinwire.control.controller import Controller, Observation
-from thinwire.exchange import arithmetic
+from thinwire.exchange import arithmetic, saying
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.lane import Inline, Lane, Talk, Threaded
+from thinwire.exchange.saying import device_of
 from thinwire.ledger import Ledger
 from thinwire.requests import Max, Mean, Request, Sum
 from thinwire.scheme import Conversation, Scheme
@@ -61,18 +62,14 @@ class AllReduce:
         )
         assert isinstance(own, dist.ProcessGroup)
         self._group = own
-        if scheme.bare and _device(own) == "cpu":
+        if scheme.bare and device_of(own) == "cpu":
             self.lane = Inline(own, self.workers, self.ledger)
         else:
             self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
     def agree(self, what: str) -> None:
         """Raise on every worker, naming the ranks, unless all say the same."""
-        said: list[str] = [""] * self.workers
-        dist.all_gather_object(said, what, group=self._group)
-        if len(set(said)) > 1:
-            told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said))
-            raise ValueError(f"the workers do not agree on what to do: {told}")
+        saying.agree(what, self._group, "rank")
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
@@ -98,7 +95,7 @@ class AllReduce:
 
     def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
         """Rank 0 decides from everybody's numbers and tells the others: two small sums."""
-        numbers = numbers.to(_device(self._group))
+        numbers = numbers.to(device_of(self._group))
         yield [AllReduced(numbers)]
         decision = torch.zeros(1, dtype=torch.float64, device=numbers.device)
         if self.worker == 0:
@@ -108,9 +105,7 @@ class AllReduce:
         return decision
 
     def controller_state(self, controller: Controller) -> dict[str, Any]:
-        state: list[Any] = [controller.state_dict()]
-        dist.broadcast_object_list(state, group=self._group, group_src=0)
-        return state[0]
+        return saying.said_by_all(controller.state_dict() if self.worker == 0 else None, self._group)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -199,8 +194,4 @@ def _pack(integers: Tensor, width: int, out: Tensor) -> None:
 
 
 def _timeout(group: dist.ProcessGroup):
-    return group._get_backend(torch.device(_device(group))).options._timeout
-
-
-def _device(group: dist.ProcessGroup) -> str:
-    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    return group._get_backend(torch.device(device_of(group))).options._timeout

@@ -51,14 +51,18 @@ class Lane(ABC):
     """What drives jobs. After a failure it is dead: the ranks' orders may differ from then on, so every later job
     fails with the first error."""
 
-    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger, scratches: int):
+    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger):
         self.ledger = ledger
         self.error: BaseException | None = None
         self._group = group
         self._workers = workers
         self._active: deque[Job] = deque()  # oldest first
-        self._scratches = [Scratch() for _ in range(scratches)]
+        self._scratches: list[Scratch] = []
+        self._place = 0  # of the next job in its step
+        # Works are held until others have been answered since, or for good if nobody waited for them: were the group's
+        # thread the last to hold one, it would need the interpreter to free its tensors, and at exit that aborts.
         self._answered: list[Started] = []
+        self._abandoned: list[Started] = []
 
     @abstractmethod
     def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
@@ -66,17 +70,28 @@ class Lane(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Fail what is under way, and let go of all. Safe to call twice."""
+        """Fail what is under way. Safe to call twice."""
 
     @property
     def scratch_bytes(self) -> int:
         return sum(scratch.nbytes for scratch in self._scratches)
 
     def _begin(self, job: Job) -> None:
+        job.scratch = self._memory_for(job)
         self._active.append(job)
-        job.scratch = self._scratches.pop() if self._scratches else Scratch()
         job.talk = job.begin(job.scratch)
         self._advance(job)
+
+    def _memory_for(self, job: Job) -> Scratch:
+        """Best what the job at this place of the step had in the step before: it has the right sizes already."""
+        place, self._place = self._place, 0 if job.last else self._place + 1
+        taken = [each.scratch for each in self._active]
+        free = [scratch for scratch in self._scratches if scratch not in taken]
+        if not free:
+            self._scratches.append(Scratch())
+            return self._scratches[-1]
+        usual = self._scratches[place % len(self._scratches)]
+        return usual if usual in free else free[0]
 
     def _advance(self, job: Job) -> None:
         """Wait for the job's answers, let it think, start what it asks for next."""
@@ -85,15 +100,12 @@ class Lane(ABC):
             with self.ledger.timed("wire_seconds"):
                 for work in job.works:
                     work.wait()
-            # Not dropped yet: were the group's thread the last to hold a work, it would need the interpreter to free
-            # its tensors, and at the interpreter's exit that aborts the process.
             self._answered, job.works = job.works, []
         try:
             with self.ledger.timed("encode_seconds"):
                 wanted = next(job.talk)
         except StopIteration as stop:
             self._active.remove(job)
-            self._scratches.append(job.scratch)
             job.end(stop.value, None)
             return
         for collective in wanted:
@@ -107,6 +119,7 @@ class Lane(ABC):
         if job is not None and job not in pending and not job.ended.is_set():
             pending.append(job)
         for each in pending:
+            self._abandoned += each.works
             each.end(None, error)
 
 
@@ -121,7 +134,7 @@ class Threaded(Lane):
     """
 
     def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger, name: str):
-        super().__init__(group, workers, ledger, DEPTH)
+        super().__init__(group, workers, ledger)
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -178,9 +191,6 @@ class Inline(Lane):
     For conversations with next to nothing to compute, where two wake-ups of a thread cost more than the work itself.
     The wire has all buckets at once meanwhile, as under plain DDP, and with the last bucket backward is over.
     """
-
-    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger):
-        super().__init__(group, workers, ledger, 0)
 
     def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
         job = Job(begin, last, done)

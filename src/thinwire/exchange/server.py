@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinwire.bucket import Bucket, Layout, Scratch
 from thinwire.control.controller import Controller
-from thinwire.exchange import arithmetic, codecs, forms, frames, sharding
+from thinwire.exchange import arithmetic, codecs, forms, frames, saying, sharding
 from thinwire.exchange.collectives import Collective
 from thinwire.exchange.frames import Kind, Push, Reply, Verdict
 from thinwire.exchange.lane import Lane, Talk, Threaded
@@ -77,11 +77,7 @@ class ParameterServer:
         self.lane = Threaded(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
     def agree(self, what: str) -> None:
-        said: list[str] = [""] * self.workers
-        dist.all_gather_object(said, what, group=self._group)
-        if len(set(said)) > 1:
-            told = "; ".join(f"worker {worker}: {text}" for worker, text in enumerate(said))
-            raise ValueError(f"the workers do not agree on what to do: {told}")
+        saying.agree(what, self._group, "worker")
 
     def close(self) -> None:
         """Join the lane and tell the servers that this worker has finished; they end when all have."""

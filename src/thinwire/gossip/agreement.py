@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-import torch
 import torch.distributed as dist
+
+from thinwire.exchange.saying import said_by_all
 
 FIELDS = ("graph", "mixer", "seed", "on_loss", "model")
 _DIGEST = 16
@@ -19,13 +20,11 @@ def agree(given: Mapping[str, bytes] | None, *, group: dist.ProcessGroup) -> Non
     A rank that refused its arguments takes part with None, so that the others hear of it instead of waiting.
     """
     digests = [_REFUSED if given is None else _digest(given[field]) for field in FIELDS]
-    mine = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group=group)
+    everyone = said_by_all(digests, group)
     for number, field in enumerate(FIELDS):
         camps: dict[bytes, list[int]] = {}
         for rank, theirs in enumerate(everyone):
-            camps.setdefault(bytes(theirs[_DIGEST * number :][:_DIGEST].tolist()), []).append(rank)
+            camps.setdefault(theirs[number], []).append(rank)
         if _REFUSED in camps:
             raise ValueError(f"ranks {camps[_REFUSED]} refused their arguments; see their own errors")
         if len(camps) > 1:

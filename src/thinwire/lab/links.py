@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from statistics import linear_regression, mean, median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
 from thinwire.exchange.lane import Lane, Talk
+from thinwire.exchange.saying import said_by_all
 from thinwire.lab.cost import Carriage, Host, Link, kind_of
 from thinwire.schemes import parse
 
@@ -75,7 +75,7 @@ def _sweep(make: Callable[[int], Collective], lane: Lane, group: dist.ProcessGro
             seconds.append(time.perf_counter() - began)
             processor.append(_processor_seconds() - worked)
         # Everybody must stop at the same size, and the slowest worker is the one that training waits for.
-        told = agreed([median(seconds[1:]), mean(processor[1:])], group)
+        told = said_by_all([median(seconds[1:]), mean(processor[1:])], group)
         took, worked = max(s for s, _ in told), mean(p for _, p in told)
         points.append((collective.amounts(dist.get_world_size(group))["bytes_sent"], took, worked))
         if took > LONG_SECONDS:
@@ -101,20 +101,13 @@ def fit(points: Sequence[tuple[float, float, float]]) -> Carriage:
 
 def host(group: dist.ProcessGroup) -> Host:
     """This machine, and how many of the group's workers are on it: as many as have its name."""
-    names = agreed(socket.gethostname(), group)
+    names = said_by_all(socket.gethostname(), group)
     return Host(cores(), max(names.count(name) for name in names), torch.get_num_threads())
 
 
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def agreed(what: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What everybody in the group says, in rank order."""
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, what, group=group)
-    return said
 
 
 def _asking(collective: Collective) -> Talk:

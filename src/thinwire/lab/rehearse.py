@@ -128,7 +128,8 @@ class _Stage(Lane):
     """
 
     def __init__(self, workers: int, meet: Callable[[], object], group: dist.ProcessGroup, ledger: Ledger):
-        super().__init__(group, workers, ledger, DEPTH)
+        super().__init__(group, workers, ledger)
+        self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
         self.talks: list[BucketTalk] = []
         self._meet = meet
         self._away = 0.0
@@ -138,8 +139,8 @@ class _Stage(Lane):
 
     def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
         ready, began = self.clock(), time.perf_counter()
-        self._scratches.reverse()  # as the lane does, two buckets in turn
-        talk, turns, result = begin(self._scratches[0]), [], None
+        job = Job(begin, last, done)
+        talk, turns, result = begin(self._memory_for(job)), [], None
         while result is None:
             before = time.perf_counter()
             try:
@@ -153,7 +154,6 @@ class _Stage(Lane):
             if wanted:
                 self._meet()
         self.talks.append(BucketTalk(ready, tuple(turns)))
-        job = Job(begin, last, done)
         job.end(result, None)
         self._away += time.perf_counter() - began
         return job

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.saying import said_by_all
 from thinwire.lab import links, tasks
 from thinwire.lab.cost import BucketTalk, Host, Link, Prediction, Step
-from thinwire.lab.links import agreed
 from thinwire.lab.playing import predict
 from thinwire.lab.rehearse import Meeting, perform, rehearse
 
@@ -90,7 +90,7 @@ def survey(
             performed[scheme] = mean(real(scheme, performed_steps))
             steps[scheme] += rehearsed(scheme)  # before and after, so that what disturbs the machine disturbs both
 
-    told = agreed((meeting, mean(met), steps, performed), group)
+    told = said_by_all((meeting, mean(met), steps, performed), group)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Survey(
         parameters, workers, link, host,
