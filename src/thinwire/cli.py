@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -229,7 +230,8 @@ def _write(file: Path | None, result: Any) -> None:
 
 
 def main() -> None:
-    """Run the command; a mistake of the user's is one line and exit code 2."""
+    """Run the command; a mistake of the user's is one line and exit code 2. SIGTERM is taken like Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except (ValueError, OSError) as mistake:

@@ -120,6 +120,21 @@ def test_stopping_a_real_comparison_leaves_nothing_behind(how, tmp_path):
     assert not [namespace for namespace in shaped.existing() if f"tw-{process.pid}-" in namespace]
 
 
+def test_a_terminated_command_keeps_what_is_finished_and_says_nothing_odd(tmp_path):
+    file = tmp_path / "record.json"
+    words = ["compare", "--task", "regression(steps=60)", "--scheme", "fp16", "--workers", "2", "--seeds", "50",
+             "--network", "none", "--json", str(file), "--report", str(tmp_path / "report.html")]  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "thinwire.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while "[1/50]" not in process.stdout.readline():
+            assert process.poll() is None
+        process.terminate()
+        out, err = process.communicate()
+    assert process.returncode == 130 and err == ""
+    assert "fp16" in out and json.loads(file.read_text())["interrupted"]
+
+
 @pytest.mark.parametrize(
     "changed, said",
     [
