@@ -174,8 +174,10 @@ def repro(
     json_file: Json = None,
 ) -> None:
     """A paper's claims on its own set-up: what was measured beside what was expected, and whether it holds."""
-    result = repro_.run(name, quick=quick, seeds=seeds, data=data, console=Console())
-    _write(json_file, result)
+    results = {}
+    for each, result in repro_.run(name, quick=quick, seeds=seeds, data=data, console=Console()):
+        results[each] = result
+        _write(json_file, results)
 
 
 @app.command()

@@ -1,0 +1,43 @@
+"""The command around the reproductions; what each measures is tested beside it."""
+
+import json
+
+from typer.testing import CliRunner
+
+from thinwire.cli import app
+from thinwire.lab import repro_regtopk, repro_tnq
+
+
+def measured(quick, data, seeds, progress):
+    progress("measuring")
+    return {
+        "tables": [
+            {"title": "Errors", "columns": ["scheme", 7], "rows": [["a_scheme_with_a_very_long_name" * 3, 0.5]]}
+        ],
+        "claims": [{"claim": "less is more", "measured": f"{seeds} of 5", "expected": "5 of 5", "holds": False}],
+    }
+
+
+def test_a_reproduction_is_shown_whole_and_kept_with_what_it_ran_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(repro_tnq, "run", measured)
+    file = tmp_path / "repro.json"
+    said = CliRunner().invoke(app, ["repro", "tnq", "--quick", "--json", str(file)], env={"COLUMNS": "200"})
+    assert said.exit_code == 0, said.output
+    assert said.output.count("a_scheme") == 3
+    narrow = CliRunner().invoke(app, ["repro", "tnq", "--quick"], env={"COLUMNS": "40"}).output
+    assert "…" not in narrow  # a long name is folded, never cut
+    assert "less is more" in said.output and "no" in said.output
+    kept = json.loads(file.read_text())["tnq"]
+    assert kept["quick"] is True and kept["seeds"] == 2 and kept["claims"][0]["measured"] == "2 of 5"
+    assert kept["machine"] and kept["versions"]["torch"] and kept["created"]
+
+
+def test_of_all_reproductions_those_before_a_failure_are_kept(monkeypatch, tmp_path):
+    def broken(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repro_tnq, "run", measured)
+    monkeypatch.setattr(repro_regtopk, "run", broken)
+    file = tmp_path / "repro.json"
+    assert CliRunner().invoke(app, ["repro", "all", "--json", str(file)]).exit_code != 0
+    assert list(json.loads(file.read_text())) == ["tnq"]
