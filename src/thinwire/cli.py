@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from thinwire.lab import advise_command as advise_
 from thinwire.lab import bench as bench_
@@ -194,7 +194,8 @@ def bench(
 def list_(json_file: Json = None) -> None:
     """The schemes: what each is for, what can be turned, and whether it needs error memory."""
     rows = [_describe(name) for name in registry()]
-    table = Table("scheme and defaults", "knob, fewest bytes first", "error memory", "what it is for", show_lines=True)
+    names = ("scheme and defaults", "knob, fewest bytes first", "error memory", "what it is for")
+    table = Table(*(Column(name, overflow="fold") for name in names), show_lines=True)
     for row in rows:
         memory = "not needed" if row["unbiased"] else "on by default"
         table.add_row(row["spec"], row["knob"], memory, row["summary"])

@@ -45,19 +45,19 @@ def render(study: Study) -> Table:
     """Milliseconds a step at every number of workers; bytes and errors at the fewest and the most."""
     table = Table(
         title=f"{setting(study)}: ms a step, MB sent per worker and step, vNMSE", title_justify="left",
-        title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left",
-        caption="on paper. ~: extrapolated in a straight line; vNMSE in brackets: number of workers simulated",
+        title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, caption_justify="left",
+        caption="on paper. ~: extrapolated in a straight line; (n): vNMSE of so many workers, all that were simulated",
     )  # fmt: skip
     few, many = study.workers[0], study.workers[-1]
-    table.add_column("scheme", no_wrap=True, vertical="bottom")
+    table.add_column("scheme", overflow="fold", vertical="bottom")
     for name in (
         *(f"ms\n{n:,}" for n in study.workers),
         f"MB\n{few:,}",
         f"MB\n{many:,}",
-        "vNMSE\n(fewest)",
+        f"vNMSE\n{few:,}",
         "vNMSE\n(most)",
     ):
-        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+        table.add_column(name, justify="right", overflow="fold", vertical="bottom")
     for scheme in study.schemes:
         points = study.of(scheme)
         measured = [point for point in points if point.vnmse is not None]
@@ -65,7 +65,7 @@ def render(study: Study) -> Table:
             scheme,
             *(_mark(point, point.prediction.seconds * 1e3) for point in points),
             *(_mark(point, point.prediction.bytes_sent / 1e6) for point in (points[0], points[-1])),
-            *(f"{p.vnmse:.1e} ({p.workers})" for p in ((measured[0], measured[-1]) if measured else ())),
+            *([f"{measured[0].vnmse:.1e}", f"{measured[-1].vnmse:.1e} ({measured[-1].workers})"] if measured else []),
         )
     return table
 
