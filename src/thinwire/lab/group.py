@@ -6,29 +6,20 @@ Nothing outlives `gather`: workers are killed when it ends, and die with their p
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import datetime
 import multiprocessing
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab import network as networks
-from thinwire.lab import shaped
+from thinwire.lab import process, shaped
 from thinwire.lab.network import Network
 from thinwire.lab.paced import Pace, PacedLedger
-from thinwire.lab.sides import PATIENCE_SECONDS
-
-_PR_SET_PDEATHSIG = 1
 
 
 def gather(function: Callable[..., Any], arguments: tuple[Any, ...], *, workers: int, network: Network) -> list[Any]:
@@ -47,19 +38,19 @@ def gather(function: Callable[..., Any], arguments: tuple[Any, ...], *, workers:
             for worker in range(workers):
                 ours, theirs = context.Pipe(duplex=False)
                 namespace = links.namespaces[worker] if links else None
-                process = context.Process(
+                member = context.Process(
                     target=_main,
                     args=(function, arguments, worker, workers, network, namespace, Path(folder), theirs),
                     daemon=True,
                 )
-                process.start()
+                member.start()
                 theirs.close()
-                members.append((process, ours))
+                members.append((member, ours))
             return _listen([pipe for _, pipe in members])
         finally:
-            for process, pipe in members:
-                process.kill()
-                process.join()
+            for member, pipe in members:
+                member.kill()
+                member.join()
                 pipe.close()
 
 
@@ -83,23 +74,9 @@ def _main(
     function: Callable[..., Any], arguments: tuple[Any, ...], worker: int, workers: int,
     network: Network, namespace: str | None, folder: Path, report: Connection,
 ) -> None:  # fmt: skip
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    torch.set_num_threads(1)
+    process.prepare()
     try:
-        if namespace is not None:
-            shaped.enter(namespace)
-        os.environ["GLOO_SOCKET_IFNAME"] = (
-            shaped.INTERFACE if namespace else "lo0" if sys.platform == "darwin" else "lo"
-        )
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/rendezvous",
-            rank=worker,
-            world_size=workers,
-            timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
-        )
+        process.join(worker, workers, namespace, folder)
         result = function(lambda: _exchange(network, worker), *arguments)
         dist.barrier()
         dist.destroy_process_group()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import multiprocessing
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.ddp import attach
 from thinwire.exchange.server import ParameterServer
 from thinwire.lab import mqgrad_task as task
-from thinwire.lab import network, shaped
+from thinwire.lab import network, process
 from thinwire.lab.mqgrad_task import Outcome
 from thinwire.lab.paced import Pace, PacedLedger
 from thinwire.server import join
@@ -50,34 +48,26 @@ def train(order: Order, namespaces: Sequence[str | None]) -> Outcome:
         members = []
         for rank, namespace in enumerate(namespaces):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank, args=(order, rank, f"{folder}/store", namespace, theirs), daemon=True
-            )
-            process.start()
+            member = context.Process(target=_rank, args=(order, rank, Path(folder), namespace, theirs), daemon=True)
+            member.start()
             theirs.close()
-            members.append((process, ours))
+            members.append((member, ours))
         try:
             told = [ours.recv() for _, ours in members]
         except EOFError:
             raise RuntimeError(f"a rank failed under {order.controller}; its traceback is above") from None
         finally:
-            for process, _ in members:
-                process.join(10)
-                process.kill()
-                process.join()
+            for member, _ in members:
+                member.join(10)
+                member.kill()
+                member.join()
     curve, levels, accuracy = told[1]
     return Outcome(curve, levels, accuracy, told[0].get("controller_seconds", 0.0))
 
 
-def _rank(order: Order, rank: int, store: str, namespace: str | None, report: Connection) -> None:
-    torch.set_num_threads(1)
-    if namespace is not None:
-        shaped.enter(namespace)
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else loopback
-    patience = datetime.timedelta(seconds=PATIENCE_SECONDS)
-    # A file tells the ranks of each other: no traffic on the links.
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=patience)
+def _rank(order: Order, rank: int, folder: Path, namespace: str | None, report: Connection) -> None:
+    process.prepare()
+    process.join(rank, RANKS, namespace, folder)
     role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS)
     if role.serves:
         told = role.serve()

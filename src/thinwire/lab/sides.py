@@ -27,13 +27,11 @@ from thinwire.exchange.server import ParameterServer
 from thinwire.lab import exchanges, network
 from thinwire.lab.paced import Pace, PacedLedger
 from thinwire.lab.probe import Probe, Replicas
+from thinwire.lab.process import PATIENCE_SECONDS
 from thinwire.lab.record import Plan
 from thinwire.lab.tasks import Task
 from thinwire.ledger import Ledger
 from thinwire.server import Role, ServerOptimizer
-
-# A worker that dies is noticed at once, by its closed connections; a slow link is no reason to give up.
-PATIENCE_SECONDS = 2 * 3600.0
 
 
 class Side(ABC):

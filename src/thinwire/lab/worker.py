@@ -6,11 +6,6 @@ a `Failure`.
 
 from __future__ import annotations
 
-import ctypes
-import datetime
-import os
-import signal
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,17 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.lab import exchanges, shaped, tasks
+from thinwire.lab import exchanges, process, shaped, tasks
 from thinwire.lab.datasets import Examples
 from thinwire.lab.probe import Probe
 from thinwire.lab.record import Plan
-from thinwire.lab.sides import PATIENCE_SECONDS, Desk, serve, sit_down
+from thinwire.lab.sides import Desk, serve, sit_down
 from thinwire.server import Role, join
 
 # gloo's own headers of one message: "I will send", "I am ready" and what goes before the bytes, 48 each. Measured on
 # interface counters: exactly so, for pairs and for what collectives are made of.
 GLOO_BYTES = 144
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -61,30 +55,16 @@ def main(plan: Plan, rank: int, namespace: str | None, folder: Path, barrier: Ba
 
     What the lab itself needs passes by folder, barrier and pipe: the links carry training alone.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no worker outlives its parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    torch.set_num_threads(1)
+    process.prepare()
     try:
-        if namespace is not None:
-            shaped.enter(namespace)
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if namespace else loopback
         exchange = exchanges.parse(plan.exchange)
-        # A file tells the workers of each other: no port to find free, and no traffic on the links.
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/rendezvous",
-            rank=rank,
-            world_size=exchange.server_count + plan.workers,
-            timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
-        )
+        process.join(rank, exchange.server_count + plan.workers, namespace, folder)
         task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
         desk = Desk(plan, task, rank - exchange.server_count, folder, barrier.wait)
         role = None
         if isinstance(exchange, exchanges.Server):
             down = "same" if exchange.staleness is not None else exchange.down
-            role = join(servers=exchange.servers, down=down or "same", lost="stop", timeout=PATIENCE_SECONDS)
+            role = join(servers=exchange.servers, down=down or "same", lost="stop", timeout=process.PATIENCE_SECONDS)
         counted = namespace is not None
         totals = _serve(desk, role, counted) if role and role.serves else _train(desk, role, report, counted)
         dist.destroy_process_group()
