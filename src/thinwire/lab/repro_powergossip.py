@@ -53,9 +53,10 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[
         _graph_table(claims, progress),
     ]
     dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
-    steps = 900 if quick or data is None else 3000
+    # The rates that suit all-reduce best: of 0.05, 0.02, 0.01 and 0.005 on CIFAR-10, for either number of steps.
+    steps, rate = (900, 0.05) if quick or data is None else (3000, 0.01)
     for skew in (0.0,) if quick else (0.0, 0.5):
-        training = Training(dataset, graphs.ring(8), steps, skew=skew)
+        training = Training(dataset, graphs.ring(8), steps, skew=skew, rate=rate)
         tables += _training_tables(training, seeds, () if quick else GRID, claims, progress)
     return {"claims": claims, "tables": tables}
 
