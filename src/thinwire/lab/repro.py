@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from thinwire.lab.record import Record
 
 # Seeds of the quick and of the full version, unless told.
 SEEDS = {"tnq": (2, 5), "regtopk": (2, 5), "utility": (1, 3), "powergossip": (2, 5), "mqgrad": (2, 5)}
 NAMES = tuple(SEEDS)
+NARROW = 12  # characters: a column of such cells is one of numbers or single words
+STYLE: Any = {
+    "title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False,
+    "padding": 0,
+}  # fmt: skip
 
 
 def run(
@@ -43,13 +49,23 @@ def run(
 
 def show(name: str, result: dict[str, Any], console: Console) -> None:
     for given in result["tables"]:
-        table = Table(*(Column(str(name), overflow="fold") for name in given["columns"]), title=given["title"])
-        for row in given["rows"]:
-            table.add_row(*map(str, row))
-        console.print(table)
-    columns = [Column(name, overflow="fold") for name in ("claim", "measured", "expected", "holds")]
-    table = Table(*columns, title=f"{name}: what holds")
+        console.print(_table(given["title"], list(map(str, given["columns"])), given["rows"]))
+        console.print()
+    table = Table("claim", "measured", "expected", "holds", title=f"{name}: what holds", **STYLE)
     for claim in result["claims"]:
         holds = "[green]yes[/]" if claim["holds"] else "[red]no[/]"
         table.add_row(claim["claim"], str(claim["measured"]), str(claim["expected"]), holds)
     console.print(table)
+
+
+def _table(title: str, names: list[str], rows: list[list[Any]]) -> Table:
+    """Numbers keep their columns whole, and texts are folded into what is left of the terminal: nothing is cut."""
+    table = Table(title=title, **STYLE)
+    for number, (name, *cells) in enumerate(zip(names, *rows, strict=True)):
+        if number and max((len(str(cell)) for cell in cells), default=0) <= NARROW:
+            table.add_column("\n".join(name.split()), justify="right", no_wrap=True, vertical="bottom")
+        else:
+            table.add_column(name, overflow="fold", vertical="bottom")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
