@@ -239,7 +239,8 @@ class Wire:
                 conversation = self.scheme.converse(bucket, self.memory, self.scheme.level)
             else:
                 conversation = self.steering.converse(self.scheme, bucket, self.memory)
-            mean = yield from together(self.exchange.answer_all(conversation, scratch), *talks)
+            answered = self.exchange.answer_all(conversation, scratch)
+            mean = yield from (together(answered, *talks) if talks else answered)
             if mean.data_ptr() != buffer.data_ptr() or mean.dtype != buffer.dtype:
                 plan.compressed.scatter(mean, buffer)
         else:
@@ -259,8 +260,8 @@ class Wire:
         remembers = isinstance(self.scheme, Feedback)
         if len(places) == 1 and dtype is buffer.dtype:
             (start, stop), _ = places[0]
-            lost = scratch.take("working", stop - start, dtype, buffer.device) if remembers else None
-            return buffer[start:stop], lost
+            flat = buffer if stop - start == buffer.numel() else buffer[start:stop]
+            return flat, scratch.take("working", stop - start, dtype, buffer.device) if remembers else None
         flat = scratch.take("working", plan.compressed.numel, dtype, buffer.device)
         plan.compressed.gather(buffer, flat)
         return flat, buffer[: flat.numel()] if dtype is buffer.dtype and remembers else None

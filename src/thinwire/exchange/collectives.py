@@ -23,7 +23,7 @@ class Collective(Protocol):
 
 
 # Renamed in PyTorch 2.13; the old name warns there and the new one is missing before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def booked(given: int, sent: int, sends: int) -> dict[str, float]:
@@ -61,7 +61,7 @@ class AllGathered:
         return booked(given, (workers - 1) * given, 2 * (workers - 1))
 
     def start(self, group: dist.ProcessGroup) -> dist.Work:
-        return _all_gather(self.out, self.tensor, group=group, async_op=True)  # type: ignore[return-value]
+        return all_gather(self.out, self.tensor, group=group, async_op=True)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -96,18 +97,20 @@ class Lane(ABC):
     def _advance(self, job: Job) -> None:
         """Wait for the job's answers, let it think, start what it asks for next."""
         assert job.talk is not None and job.scratch is not None
+        began = time.perf_counter()
+        for work in job.works:
+            work.wait()
         if job.works:
-            with self.ledger.timed("wire_seconds"):
-                for work in job.works:
-                    work.wait()
             self._answered, job.works = job.works, []
+        answered, ended, wanted, result = time.perf_counter(), False, (), None
         try:
-            with self.ledger.timed("encode_seconds"):
-                wanted = next(job.talk)
+            wanted = next(job.talk)
         except StopIteration as stop:
+            ended, result = True, stop.value
+        self.ledger.add(wire_seconds=answered - began, encode_seconds=time.perf_counter() - answered)
+        if ended:
             self._active.remove(job)
-            job.end(stop.value, None)
-            return
+            job.end(result, None)
         for collective in wanted:
             work = collective.start(self._group)
             job.works.append(self.ledger.started(work, messages=1, **collective.amounts(self._workers)))

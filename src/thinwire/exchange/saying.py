@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from thinwire.exchange.collectives import AllGathered
+from thinwire.exchange.collectives import all_gather
 from thinwire.ledger import Started
 
 # The last works of every group. PyTorch's all_gather_object lets go of its own at once: if the group's thread is then
@@ -46,6 +46,7 @@ def device_of(group: dist.ProcessGroup) -> str:
 
 def _gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Started]:
     everyone = tensor.new_empty(tensor.numel() * dist.get_world_size(group))
-    work = AllGathered(everyone, tensor).start(group)
+    work = all_gather(everyone, tensor, group=group, async_op=True)
+    assert work is not None
     work.wait()
     return everyone, work
