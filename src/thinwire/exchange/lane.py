@@ -102,15 +102,18 @@ class Lane(ABC):
             work.wait()
         if job.works:
             self._answered, job.works = job.works, []
-        answered, ended, wanted, result = time.perf_counter(), False, (), None
+        answered = time.perf_counter()
+        wanted, result = None, None
         try:
             wanted = next(job.talk)
         except StopIteration as stop:
-            ended, result = True, stop.value
+            result = stop.value
+        # One entry, not two timers: this runs twice and more for every bucket.
         self.ledger.add(wire_seconds=answered - began, encode_seconds=time.perf_counter() - answered)
-        if ended:
+        if wanted is None:
             self._active.remove(job)
             job.end(result, None)
+            return
         for collective in wanted:
             work = collective.start(self._group)
             job.works.append(self.ledger.started(work, messages=1, **collective.amounts(self._workers)))
