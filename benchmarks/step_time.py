@@ -1,11 +1,14 @@
-"""What the machinery costs: thinwire's fp32 and fp16 against plain DDP and PyTorch's fp16 hook, on loopback.
+"""What the machinery costs: thinwire's fp32 and fp16 against plain DDP and fp16_compress_hook, on loopback.
 
     python benchmarks/step_time.py                 # the table
     python benchmarks/step_time.py --json FILE
 
-Every repeat times both sides one after the other on the same ranks, in alternating order; the figure is the median of
-the repeats' ratios. PyTorch's own allreduce_hook, which does what plain DDP does, shows what any hook costs: under a
-hook the division by the number of ranks is a pass of its own.
+Every repeat times all sides one after the other on the same ranks, in changing order; the figure is the median of the
+repeats' ratios. Two equal models in one process can differ by a few percent for as long as they live, by where their
+memory happens to lie, so there are several rounds, each with new processes and another order of building.
+
+Two more rows are measuring sticks. Plain DDP against itself shows the noise. PyTorch's own allreduce_hook, which does
+what plain DDP does, shows what any hook costs: under a hook the division by the ranks is a pass of its own.
 
 Below the table: peak memory of a process with and without thinwire, each in its own process.
 """
@@ -49,11 +52,20 @@ def mlp() -> nn.Module:
 
 
 MODELS = {"cnn": cnn, "mlp": mlp}
-PAIRS = {
-    "fp32 / plain DDP": ("fp32", None),
-    "PyTorch's allreduce_hook / plain DDP": (allreduce_hook, None),
-    "fp16 / PyTorch's fp16 hook": ("fp16", fp16_compress_hook),
+SIDES = {
+    "plain DDP": None,
+    "itself": None,
+    "allreduce_hook": allreduce_hook,
+    "fp32": "fp32",
+    "fp16_compress_hook": fp16_compress_hook,
+    "fp16": "fp16",
 }
+PAIRS = [
+    ("fp32", "plain DDP"),
+    ("plain DDP", "itself"),
+    ("allreduce_hook", "plain DDP"),
+    ("fp16", "fp16_compress_hook"),
+]
 
 
 def build(model: str, side: object) -> tuple[DDP, tw.Wire | None]:
@@ -68,29 +80,38 @@ def build(model: str, side: object) -> tuple[DDP, tw.Wire | None]:
 
 
 def seconds(model: nn.Module, x: torch.Tensor, steps: int) -> float:
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(steps):
+    """Of `steps` steps, after one that brings this side's memory and connections back into caches."""
+    for step in range(1 + steps):
+        if step == 1:
+            dist.barrier()
+            began = time.perf_counter()
         model.zero_grad()
         model(x).square().mean().backward()
     dist.barrier()
     return time.perf_counter() - began
 
 
-def ratios(model: str, pair: str, repeats: int, steps: int) -> list[float]:
-    ours, wire = build(model, PAIRS[pair][0])
-    theirs, _ = build(model, PAIRS[pair][1])
+def measured(model: str, number: int, repeats: int, steps: int) -> dict[str, list[float]]:
+    """One round: seconds of every repeat of every side."""
+    sides = _turned(list(SIDES), number)
+    built = {side: build(model, SIDES[side]) for side in sides}
     x = torch.randn(16, 1, 28, 28)
-    for side in (ours, theirs):
-        seconds(side, x, 3)
-    found = []
+    for ddp, _ in built.values():
+        seconds(ddp, x, 3)
+    took: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(repeats):
-        order = (ours, theirs) if repeat % 2 else (theirs, ours)
-        took = {id(side): seconds(side, x, steps) for side in order}
-        found.append(took[id(ours)] / took[id(theirs)])
-    if wire is not None:
-        wire.close()
-    return found
+        order = _turned(sides, repeat)
+        for side in order if repeat % 2 else reversed(order):
+            took[side].append(seconds(built[side][0], x, steps))
+    for _, wire in built.values():
+        if wire is not None:
+            wire.close()
+    return took
+
+
+def _turned(sides: list[str], by: int) -> list[str]:
+    by %= len(sides)
+    return sides[by:] + sides[:by]
 
 
 def peak_memory(side: object, feedback: bool) -> tuple[float, float]:
@@ -138,28 +159,36 @@ def on_ranks(workers: int, function, *args):
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--repeats", type=int, default=101, help="ratios per cell; the median is shown")
-    options.add_argument("--json", metavar="FILE", help="also write every ratio to FILE")
+    options.add_argument("--rounds", type=int, default=len(SIDES), help="new processes for each; default: %(default)s")
+    options.add_argument("--repeats", type=int, default=25, help="in every round; default: %(default)s")
+    options.add_argument("--json", metavar="FILE", help="also write every time to FILE")
     given = options.parse_args()
 
-    cells = [(model, pair, workers) for workers in (2, 4) for model in MODELS for pair in PAIRS]
+    cells = [(model, workers) for workers in (2, 4) for model in MODELS]
     memory = [(None, False), ("fp32", False), ("fp16", False), ("qsgd(bits=4)", False), ("qsgd(bits=4)", True)]
     found, kept = {}, {}
     with Progress(transient=True) as progress:
-        bar = progress.add_task("measuring", total=len(cells) + len(memory))
-        for model, pair, workers in cells:
-            steps = 5 if model == "cnn" else 2  # short repeats, many of them: a busy moment spoils few ratios
-            found[model, pair, workers] = on_ranks(workers, ratios, model, pair, given.repeats, steps)
-            progress.advance(bar)
+        bar = progress.add_task("measuring", total=len(cells) * given.rounds + len(memory))
+        for model, workers in cells:
+            steps = 3 if model == "cnn" else 1  # short repeats, many of them: a busy moment spoils few ratios
+            found[model, workers] = []
+            for number in range(given.rounds):
+                found[model, workers].append(on_ranks(workers, measured, model, number, given.repeats, steps))
+                progress.advance(bar)
         for side, feedback in memory:
             kept[side, feedback] = on_ranks(2, peak_memory, side, feedback)
             progress.advance(bar)
 
-    columns = ("model", "ranks", "step time of", "median ratio", "middle half")
+    columns = ("model", "ranks", "step time of", "median ratio", "of single rounds")
     table = Table(*columns, title="seconds per step, one / the other")
-    for (model, pair, workers), values in found.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        table.add_row(model, str(workers), pair, f"{median:.3f}", f"{low:.3f} .. {high:.3f}")
+    for (model, workers), rounds in found.items():
+        for one, other in PAIRS:
+            ratios = [[a / b for a, b in zip(took[one], took[other], strict=True)] for took in rounds]
+            median = statistics.median(ratio for each in ratios for ratio in each)
+            single = [statistics.median(each) for each in ratios]
+            table.add_row(
+                model, str(workers), f"{one} / {other}", f"{median:.3f}", f"{min(single):.3f} .. {max(single):.3f}"
+            )
     Console().print(table)
 
     weights = sum(p.numel() for p in mlp().parameters()) * 4 / 2**20
@@ -173,7 +202,7 @@ def main() -> None:
     if given.json:
         record = {
             "cores": os.cpu_count(), "torch": torch.__version__,
-            "ratios": [{"model": m, "pair": p, "ranks": w, "values": v} for (m, p, w), v in found.items()],
+            "rounds": [{"model": m, "ranks": w, "seconds": s} for (m, w), rounds in found.items() for s in rounds],
             "memory": [{"scheme": s, "feedback": f, "peak_mb": p, "kept_mb": t} for (s, f), (p, t) in kept.items()],
         }  # fmt: skip
         with open(given.json, "w") as file:

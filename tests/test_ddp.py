@@ -93,6 +93,30 @@ def test_gradient_dtypes(dtype):
     assert all(tensor.dtype is dtype and torch.isfinite(tensor).all() for tensor in results[0])
 
 
+def _both_ways(spec, dtype):
+    found = []
+    for lane in (False, True):
+        model = DDP(mlp(dtype=dtype), bucket_cap_mb=MANY_BUCKETS)
+        with tw.attach(model, spec) as wire:
+            assert wire._shortcut is not None
+            if lane:
+                wire._shortcut = None
+            weights, stats = train(model, 5, dtype=dtype), wire.stats()
+        found.append((weights, {key: stats[key] for key in stats if not key.endswith("seconds")}))
+    with tw.attach(DDP(mlp(dtype=torch.float64)), spec) as wire:
+        assert wire._shortcut is None  # these must be cast
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"), [("fp32", torch.float32), ("fp32", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_the_shortcut_is_the_conversation_to_the_bit_and_the_byte(spec, dtype):
+    for (short, booked_short), (lane, booked_lane) in run_world(_both_ways, 3, spec, dtype):
+        assert_equal(short, lane)
+        assert booked_short == booked_lane
+
+
 class Odd(nn.Module):
     """Frozen, 0-d, empty, one-element, unused and many-dimensional parameters, and 1-d ones of many sizes."""
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -19,6 +20,7 @@ from thinwire import checkpoint
 from thinwire.bucket import Bucket, Layout, Scratch, Segment
 from thinwire.control import Controller
 from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange, together
 from thinwire.exchange.lane import Job, Talk
 from thinwire.feedback import Feedback, wrap
@@ -96,6 +98,7 @@ class Wire:
                 self.memory.add(name, scheme.init(name, _like(parameter), seed))
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._jobs: list[Job] = []
+        self._failed: BaseException | None = None  # what the step under way met first
         self._plug = _Plug.of(model)
         exchange.open(_group(model), scheme)
         try:
@@ -107,6 +110,9 @@ class Wire:
         except BaseException:
             exchange.close()
             raise
+        # Exempt or not, all travels the same way then: nobody needs to know what lies where in a bucket.
+        self.plain = all(scheme.plain(p.dtype) for p in model.module.parameters() if p.requires_grad)
+        self._shortcut = exchange.shortcut() if self.plain else None
 
     # -- what a user calls ---------------------------------------------------------------------------------------------
 
@@ -173,42 +179,46 @@ class Wire:
     # -- what DDP calls ------------------------------------------------------------------------------------------------
 
     def on_bucket(self, grads: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Queue a bucket on the lane. Its future is fulfilled there, always; errors surface in `_end_step`."""
-        lane = self.exchange.lane
-        assert lane is not None
-        if grads.index() == 0:
-            self._jobs = []
+        """Send a bucket on its way. Its future is always fulfilled; errors surface in `_end_step`."""
+        last = grads.is_last()
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and grads.index() == 0:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+        if grads.index() == 0:
+            self._jobs, self._failed = [], None
+            if in_backward:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
 
         buffer = grads.buffer()
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
 
-        def done(job: Job) -> None:
+        def done(error: BaseException | None) -> None:
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
             # is raised at the end of backward. Outside of backward (DDP's join) there is no such end.
-            if job.error is not None and not in_backward:
-                future.set_exception(_as_exception(job.error))  # type: ignore[arg-type]
+            if self._failed is None:
+                self._failed = error
+            if error is not None and not in_backward:
+                future.set_exception(_as_exception(error))  # type: ignore[arg-type]
             else:
                 future.set_result(buffer)
 
-        plan, step = self._plan(grads), self.step
-        self.exchange.ledger.add(bytes_dense=buffer.numel() * buffer.element_size())
-        self._jobs.append(
-            lane.submit(lambda scratch: self._converse(buffer, plan, step, scratch), last=grads.is_last(), done=done)
-        )
-        if grads.is_last() and not in_backward:
+        if self._shortcut is not None:
+            self._shortcut.mean(buffer, last=last, done=done)
+        else:
+            self.exchange.ledger.add(bytes_dense=nbytes_of(buffer))
+            lane, begin = self.exchange.lane, partial(self._converse, buffer, self._plan(grads), self.step)
+            assert lane is not None
+            self._jobs.append(lane.submit(begin, last=last, done=done))
+        if last and not in_backward:
             self.step += 1
         return future
 
     def _end_step(self) -> None:
-        """The last thing in backward: wait for the lane, and raise what went wrong there."""
-        with self.exchange.ledger.timed("exposed_seconds"):
-            for job in self._jobs:
-                job.ended.wait()
-        failed = next((job.error for job in self._jobs if job.error is not None), None)
-        self._jobs = []
+        """The last thing in backward: wait for the lane, and raise what went wrong."""
+        if self._jobs:
+            with self.exchange.ledger.timed("exposed_seconds"):
+                for job in self._jobs:
+                    job.wait()
+            self._jobs = []
+        failed = self._failed
         if failed is not None:
             raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
         self.step += 1

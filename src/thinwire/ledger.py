@@ -37,6 +37,10 @@ class Ledger:
     def started(self, work: Started, **amounts: float) -> Started:
         """Book what was just started; what to wait for until it has arrived."""
         self.add(**amounts)
+        return self.due(work, **amounts)
+
+    def due(self, work: Started, **amounts: float) -> Started:
+        """What to wait for, of work just started with these amounts: here, the work itself."""
         return work
 
     @contextmanager

@@ -50,15 +50,15 @@ class Memory:
         flat = self._flats.get((key, layout.names))
         if flat is None:
             flat = torch.cat([self._tensors[name, key].reshape(-1) for name in layout.names])
-            # What lay in another grouping now lives here: forget every flat that holds one of these names.
-            moved = set(layout.names)
-            for other in [o for o in self._flats if o[0] == key and not moved.isdisjoint(o[1])]:
-                for name in other[1]:
-                    self._tensors[name, key] = self._tensors[name, key].clone()
-                del self._flats[other]
             for segment in layout.segments:
                 shape = self._tensors[segment.name, key].shape
                 self._tensors[segment.name, key] = flat[segment.start : segment.stop].view(shape)
+            # What lay in another grouping now lives here: forget every flat that holds one of these names.
+            moved = set(layout.names)
+            for other in [o for o in self._flats if o[0] == key and not moved.isdisjoint(o[1])]:
+                for name in set(other[1]) - moved:
+                    self._tensors[name, key] = self._tensors[name, key].clone()
+                del self._flats[other]
             self._flats[key, layout.names] = flat
         return flat
 

@@ -36,7 +36,6 @@ class Scheme(ABC):
 
     `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
     `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
-    `bare`: next to nothing to compute, so that a bucket need not change threads.
     `any_float`: takes float16 and bfloat16 buckets as they are; others get them as float32.
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
@@ -45,7 +44,6 @@ class Scheme(ABC):
 
     unbiased: ClassVar[bool]
     exact: ClassVar[bool] = False
-    bare: ClassVar[bool] = False
     any_float: ClassVar[bool] = False
     rank_order: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
@@ -70,6 +68,10 @@ class Scheme(ABC):
     def level(self) -> float:
         """The knob's value when no controller turns it."""
         return self.knob.default if self.knob else 0
+
+    def plain(self, dtype: torch.dtype) -> bool:
+        """Whether the mean of such buckets is merely the sum of them, divided first; `converse` need not be asked."""
+        return False
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         """What this scheme remembers of one parameter (its shape, dtype and device are `like`'s) before the first step.

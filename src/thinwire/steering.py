@@ -50,7 +50,7 @@ class Steering:
 
     def end_step(self, step: int, exchange: Exchange) -> None:
         """After a step: when due, send what was seen to the controller. Raises what the last question met."""
-        if self._job is not None and self._job.ended.is_set():
+        if self._job is not None and self._job.ended:
             failed, self._job = self._job.error, None
             if failed is not None:
                 raise RuntimeError(f"the controller could not decide: {failed}") from failed
@@ -100,12 +100,12 @@ class Steering:
             self.level = float(answer)
             return answer
 
-        self._job = lane.submit(talk, last=True, done=lambda job: None)
+        self._job = lane.submit(talk, last=True, done=lambda error: None)
 
     def settle(self) -> None:
         """Wait for the decision under way, so that what is saved next is the state between two steps."""
         if self._job is not None:
-            self._job.ended.wait()
+            self._job.wait()
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()

@@ -10,6 +10,8 @@ import thinwire as tw
 from specs import every_spec, saturates, sum_rounding
 from thinwire import theory
 from thinwire.bucket import Bucket, Layout
+from thinwire.memory import Memory
+from thinwire.requests import Sum
 from thinwire.scheme import Codec
 from thinwire.schemes import parse
 
@@ -40,6 +42,24 @@ def test_shape_and_dtype_come_back(spec, dtype):
     for name, tensor in mean.items():
         assert tensor.shape == named[0][name].shape and tensor.dtype is dtype
         assert torch.isfinite(tensor).all()
+
+
+@pytest.mark.parametrize("spec", every_spec())
+def test_what_is_plain_is_one_sum_of_the_divided_bucket(spec):
+    """A wire takes a scheme's word for it, and does not ask for the conversation."""
+    scheme = parse(spec)
+    plain = [dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) if scheme.plain(dtype)]
+    assert bool(plain) == (spec in ("fp32", "fp16", "bf16"))
+    for dtype in plain:
+        given = gradient(57, dtype=dtype)
+        bucket = Bucket.of(given.clone(), workers=3)
+        talk = scheme.converse(bucket, Memory(), scheme.level)
+        request = next(talk)
+        assert isinstance(request, Sum) and request.width is None
+        assert request.tensor.data_ptr() == bucket.flat.data_ptr() and torch.equal(request.tensor, given * (1.0 / 3))
+        with pytest.raises(StopIteration) as end:
+            talk.send(request.tensor)
+        assert end.value.value is request.tensor
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -268,9 +268,9 @@ def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
                 return stop.value
 
     lane, names = Threaded(None, 1, Ledger(), "test"), "abcd"
-    jobs = [lane.submit(partial(talk, name), last=name == "d", done=lambda job: None) for name in names]
+    jobs = [lane.submit(partial(talk, name), last=name == "d", done=lambda error: None) for name in names]
     for job in jobs:
-        assert job.ended.wait(60) and job.error is None
+        assert job.wait(60) and job.error is None
     lane.close()
     rounds = [(name, number) for name in names for number in (0, 1)]
     spans = {name: (log.index(("start", name)), log.index(("wait", name))) for name in rounds}

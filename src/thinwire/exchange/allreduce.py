@@ -24,8 +24,9 @@ from thinwire.control.controller import Controller, Observation
 from thinwire.exchange import arithmetic, saying
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
-from thinwire.exchange.lane import Inline, Lane, Talk, Threaded
+from thinwire.exchange.lane import Lane, Talk, Threaded
 from thinwire.exchange.saying import device_of
+from thinwire.exchange.shortcut import Shortcut
 from thinwire.ledger import Ledger
 from thinwire.requests import Max, Mean, Request, Sum
 from thinwire.scheme import Conversation, Scheme
@@ -44,6 +45,7 @@ class AllReduce:
         self.route: Route = route
         self.ledger = Ledger()
         self.lane: Lane | None = None
+        self._shortcut: Shortcut | None = None
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
         """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
@@ -61,11 +63,18 @@ class AllReduce:
             use_local_synchronization=not self._everyone,
         )
         assert isinstance(own, dist.ProcessGroup)
-        self._group = own
-        if scheme.bare and device_of(own) == "cpu":
-            self.lane = Inline(own, self.workers, self.ledger)
-        else:
-            self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+        self._group, self._beside = own, group
+        self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+
+    def shortcut(self) -> Shortcut | None:
+        """On the model's own group, as plain DDP: all is started by the training thread, in its order.
+
+        On a GPU waiting is the device's, and the lane does as well.
+        """
+        if device_of(self._beside) != "cpu":
+            return None
+        self._shortcut = Shortcut(self._beside, self.workers, self.ledger)
+        return self._shortcut
 
     def agree(self, what: str) -> None:
         """Raise on every worker, naming the ranks, unless all say the same."""
@@ -77,6 +86,9 @@ class AllReduce:
             return
         self.lane.close()
         self.lane = None
+        if self._shortcut is not None:
+            self._shortcut.close()
+            self._shortcut = None
         # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
         # what it left in the store. It stays until the user destroys all groups.
         if self._everyone:

@@ -12,6 +12,7 @@ from thinwire.bucket import Scratch
 from thinwire.control.controller import Controller
 from thinwire.exchange.collectives import Collective
 from thinwire.exchange.lane import Lane, Talk
+from thinwire.exchange.shortcut import Shortcut
 from thinwire.ledger import Ledger
 from thinwire.scheme import Conversation, Scheme
 
@@ -31,6 +32,10 @@ class Exchange(Protocol):
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
         """Make the lane. Every worker of the group calls this, in the same order of calls."""
+        ...
+
+    def shortcut(self) -> Shortcut | None:
+        """A short way for buckets that need no conversation; None where they take the lane like all others."""
         ...
 
     def agree(self, what: str) -> None:

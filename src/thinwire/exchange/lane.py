@@ -24,28 +24,38 @@ from thinwire.exchange.collectives import Collective
 from thinwire.ledger import Ledger, Started
 
 Talk: TypeAlias = Generator[Sequence[Collective], None, Tensor]
+Done: TypeAlias = Callable[[BaseException | None], None]
 DEPTH = 2
 
 
 class Job:
-    """One conversation on a lane. `done` is called once, with the job, when it has ended or failed."""
+    """One conversation on a lane. `done` is called once: with None, or with what went wrong."""
 
-    def __init__(self, begin: Callable[[Scratch], Talk], last: bool, done: Callable[[Job], None]):
+    def __init__(self, begin: Callable[[Scratch], Talk], last: bool, done: Done):
         self.begin = begin
         self.last = last
         self.result: Tensor | None = None
         self.error: BaseException | None = None
-        self.ended = threading.Event()
+        self.ended = False
         self.scratch: Scratch | None = None
         self.talk: Talk | None = None
         self.works: list[Started] = []
         self._done = done
+        self._under_way = threading.Lock()  # a tenth of what an Event costs, and every bucket is a job
+        self._under_way.acquire()
 
     def end(self, result: Tensor | None, error: BaseException | None) -> None:
         self.result, self.error = result, error
         self.talk, self.works = None, []
-        self._done(self)
-        self.ended.set()
+        self._done(error)
+        self.ended = True
+        self._under_way.release()
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Until it has ended, or so many seconds; whether it has."""
+        if self._under_way.acquire(timeout=timeout):
+            self._under_way.release()
+        return self.ended
 
 
 class Lane(ABC):
@@ -66,7 +76,7 @@ class Lane(ABC):
         self._abandoned: list[Started] = []
 
     @abstractmethod
-    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
+    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Done) -> Job:
         """Queue the conversation that `begin` makes, given memory to keep things in."""
 
     @abstractmethod
@@ -122,7 +132,7 @@ class Lane(ABC):
         self.error = self.error or error
         pending = list(self._active)
         self._active.clear()
-        if job is not None and job not in pending and not job.ended.is_set():
+        if job is not None and job not in pending and not job.ended:
             pending.append(job)
         for each in pending:
             self._abandoned += each.works
@@ -148,7 +158,7 @@ class Threaded(Lane):
         self._at_exit = _close_at_exit(weakref.ref(self))
         atexit.register(self._at_exit)
 
-    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
+    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Done) -> Job:
         job = Job(begin, last, done)
         if not self._thread.is_alive():
             job.end(None, self.error or RuntimeError("this lane is closed"))
@@ -189,32 +199,6 @@ class Threaded(Lane):
         self._begin(job)
         for each in reversed(older):
             self._advance(each)
-
-
-class Inline(Lane):
-    """No thread: whoever submits a job starts it, and the step's last submit drives all to their ends, in order.
-
-    For conversations with next to nothing to compute, where two wake-ups of a thread cost more than the work itself.
-    The wire has all buckets at once meanwhile, as under plain DDP, and with the last bucket backward is over.
-    """
-
-    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
-        job = Job(begin, last, done)
-        if self.error is not None:
-            job.end(None, self.error)
-            return job
-        try:
-            self._begin(job)
-            if last:
-                with self.ledger.timed("exposed_seconds"):
-                    while self._active:
-                        self._advance(self._active[0])
-        except BaseException as error:
-            self._fail(error, job)
-        return job
-
-    def close(self) -> None:
-        self._fail(RuntimeError("this lane is closed"), None)
 
 
 def _close_at_exit(reference: weakref.ref[Threaded]) -> Callable[[], None]:

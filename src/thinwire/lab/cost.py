@@ -72,7 +72,7 @@ class Step:
 
     compute_seconds: float
     talks: tuple[BucketTalk, ...]
-    threaded: bool = True  # the lane is a thread of its own
+    plain: bool = False  # takes the shortcut, not the lane
 
     def computing(self, seconds: float) -> Step:
         """The same step with another computation of its own; buckets are ready at the same share of it."""

@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that schemes add
 
 def measure(exchange: AllReduce, group: dist.ProcessGroup) -> Link:
     """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer."""
-    exchange.open(group, parse("fp16"))  # any scheme whose lane is a thread
+    exchange.open(group, parse("fp16"))  # any scheme
     try:
         lane, workers, worker = exchange.lane, exchange.workers, exchange.worker
         assert lane is not None
@@ -68,8 +68,8 @@ def _sweep(make: Callable[[int], Collective], lane: Lane, group: dist.ProcessGro
         for _ in range(REPEATS + 1):
             dist.barrier(group)
             began, worked = time.perf_counter(), _processor_seconds()
-            job = lane.submit(lambda scratch, asked=collective: _asking(asked), last=True, done=lambda job: None)
-            job.ended.wait()
+            job = lane.submit(lambda scratch, asked=collective: _asking(asked), last=True, done=lambda error: None)
+            job.wait()
             if job.error is not None:
                 raise job.error
             seconds.append(time.perf_counter() - began)

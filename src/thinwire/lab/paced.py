@@ -38,9 +38,8 @@ class PacedLedger(Ledger):
         self._up, self._down = up, down
         self._heard_at = 0.0  # when all that was sent so far has arrived: no answer begins before
 
-    def started(self, work: Started, **amounts: float) -> Started:
+    def due(self, work: Started, **amounts: float) -> Started:
         """Each piece of work is due when its own bytes are there, whatever is sent after them."""
-        self.add(**amounts)
         now = due = time.perf_counter()
         if amounts.get("bytes_sent"):
             due = self._heard_at = self._up.send(amounts["bytes_sent"], now)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from thinwire.exchange.lane import Inline, Job, Lane, Talk, Threaded
+from thinwire.exchange.lane import Threaded
 from thinwire.lab.cost import BucketTalk, Carriage, Host, Link, Prediction, Step
 from thinwire.ledger import Ledger
 
@@ -24,26 +25,9 @@ def predict(steps: Sequence[Step], link: Link, host: Host) -> Prediction:
 
 
 def play(step: Step, link: Link, host: Host) -> Prediction:
-    """One step on the virtual clock, driven by a real lane."""
+    """One step on the virtual clock."""
     clock = _Clock(max((talk.ready for talk in step.talks), default=0.0), host)
-    group: Any = clock  # what the lane starts collectives on
-    lane: Lane = (
-        Threaded(group, link.workers, Ledger(), "thinwire-played")
-        if step.threaded
-        else Inline(group, link.workers, Ledger())
-    )
-    try:
-        jobs = [
-            lane.submit(
-                lambda scratch, talk=talk: _conversation(talk, clock, link),
-                last=talk is step.talks[-1],
-                done=lambda job: None,
-            )
-            for talk in step.talks
-        ]
-        _end(jobs)
-    finally:
-        lane.close()
+    (_take_shortcut if step.plain else _take_lane)(step, clock, link)
     lane_ended = clock.now
     clock.until_computed(clock.backward_seconds)
     exposed = max(0.0, lane_ended - clock.backward_ended)
@@ -57,14 +41,38 @@ def play(step: Step, link: Link, host: Host) -> Prediction:
     )
 
 
-def _end(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        job.ended.wait()
-        if job.error is not None:
-            raise job.error
+def _take_lane(step: Step, clock: _Clock, link: Link) -> None:
+    """Driven by a real lane, so that its order is the real one."""
+    group: Any = clock  # what the lane starts collectives on
+    lane = Threaded(group, link.workers, Ledger(), "thinwire-played")
+    try:
+        jobs = [
+            lane.submit(
+                lambda scratch, talk=talk: _conversation(talk, clock, link),
+                last=talk is step.talks[-1],
+                done=lambda error: None,
+            )
+            for talk in step.talks
+        ]
+        for job in jobs:
+            job.wait()
+            if job.error is not None:
+                raise job.error
+    finally:
+        lane.close()
 
 
-def _conversation(talk: BucketTalk, clock: _Clock, link: Link) -> Talk:
+def _take_shortcut(step: Step, clock: _Clock, link: Link) -> None:
+    """Every bucket's sum starts as soon as it can, and the last bucket waits for all."""
+    talks = [_conversation(talk, clock, link) for talk in step.talks]
+    arrivals = [[sending.start(clock) for sending in next(talk, ())] for talk in talks]
+    for talk, expected in zip(talks, arrivals, strict=True):
+        for arrival in expected:
+            arrival.wait()
+        next(talk, None)
+
+
+def _conversation(talk: BucketTalk, clock: _Clock, link: Link) -> Generator[list[_Sending], None, Tensor]:
     clock.until_computed(talk.ready)
     for turn in talk.turns:
         clock.think(turn.think_seconds)

@@ -22,7 +22,7 @@ from thinwire.ddp import attach
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
-from thinwire.exchange.lane import DEPTH, Job, Lane, Talk
+from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Talk
 from thinwire.lab.cost import BucketTalk, Message, Step, Turn, kind_of
 from thinwire.ledger import Ledger
 from thinwire.memory import Memory
@@ -61,7 +61,7 @@ def rehearse(
             began = stage.clock()
             train()
             talks = tuple(talk.since(began) for talk in stage.talks)
-            found.append(Step(stage.clock() - began, talks, threaded=not wire.scheme.bare))
+            found.append(Step(stage.clock() - began, talks, wire.plain))
     finally:
         wire.close()
     return found[WARM_STEPS:]
@@ -114,6 +114,9 @@ class Rehearsal(AllReduce):
         arithmetic.check_route(self.route, scheme)
         self.lane: Lane | None = _Stage(self.workers, self._meet, group, self.ledger)
 
+    def shortcut(self) -> None:
+        """All conversations are heard on the stage, the shortest too."""
+
     def agree(self, what: str) -> None:
         """Copies agree."""
 
@@ -137,7 +140,7 @@ class _Stage(Lane):
     def clock(self) -> float:
         return time.perf_counter() - self._away
 
-    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Callable[[Job], None]) -> Job:
+    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Done) -> Job:
         ready, began = self.clock(), time.perf_counter()
         job = Job(begin, last, done)
         talk, turns, result = begin(self._memory_for(job)), [], None

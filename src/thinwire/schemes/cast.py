@@ -26,9 +26,12 @@ class _Cast(Scheme):
     any_float: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
+    def plain(self, dtype: torch.dtype) -> bool:
+        return dtype is self.dtype or dtype.itemsize < self.dtype.itemsize
+
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat, lost = bucket.flat, bucket.lost
-        if flat.dtype is self.dtype or flat.element_size() < self.dtype.itemsize:
+        if self.plain(flat.dtype):
             if lost is not None:
                 lost.zero_()
             return (yield Sum(flat.mul_(1.0 / bucket.workers)))
@@ -44,7 +47,6 @@ class _Cast(Scheme):
 class FP32(_Cast):
     """Plain DDP: 32 bits, summed."""
 
-    bare: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float32
     summary: ClassVar[str] = "what plain DDP sends; the exact reference"
 
