@@ -175,9 +175,16 @@ class Threaded(Lane):
                 self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._inbox.get()) is not None:
-            self._take(job)
+        while self._take_next():
+            pass
         self._fail(RuntimeError("the lane was closed in the middle of a step"), None)
+
+    def _take_next(self) -> bool:
+        """A call of its own: while the thread waits, nothing holds its last job, and with it DDP's old buffer."""
+        job = self._inbox.get()
+        if job is not None:
+            self._take(job)
+        return job is not None
 
     def _take(self, job: Job) -> None:
         """One slot; after the last of a step, all that is left of the step."""
