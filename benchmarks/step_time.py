@@ -64,6 +64,7 @@ PAIRS = [
     ("fp32", "plain DDP"),
     ("plain DDP", "itself"),
     ("allreduce_hook", "plain DDP"),
+    ("fp32", "allreduce_hook"),
     ("fp16", "fp16_compress_hook"),
 ]
 

@@ -29,7 +29,7 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> dist.Work:
     """As dist.all_reduce, which first asks what is known here (is this rank in the group, is the tensor complex).
 
-    In the middle of backward no cache holds that code, and asking costs as much as all the rest of a hook.
+    In the middle of backward no cache holds that code, so asking is not free.
     """
     return group.allreduce([tensor], op)
 

@@ -41,7 +41,7 @@ class Job:
         self.talk: Talk | None = None
         self.works: list[Started] = []
         self._done = done
-        self._under_way = threading.Lock()  # a tenth of what an Event costs, and every bucket is a job
+        self._under_way = threading.Lock()  # cheaper than an Event, and every bucket is a job
         self._under_way.acquire()
 
     def end(self, result: Tensor | None, error: BaseException | None) -> None:

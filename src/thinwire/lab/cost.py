@@ -1,6 +1,6 @@
 """The cost model: how long a training step takes, from what was measured of its parts.
 
-A step is played through on a virtual clock, by the lane's own code (`playing`):
+A step is played through on a virtual clock, by the lane's own code where it takes the lane (`playing`):
 
 1. The worker computes. The time at which each bucket of gradients is ready was measured (`BucketTalk.ready`).
 2. The lane takes the buckets in order and thinks (encodes, decodes, copies): measured seconds, turn by turn.
