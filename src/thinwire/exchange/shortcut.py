@@ -18,8 +18,8 @@ class Shortcut:
 
     The wire has all buckets at once meanwhile, as under plain DDP, and with the last bucket backward is over. There is
     so little to do that a thread's wake-ups would cost more than the work. And between two kernels of backward no cache
-    holds any of this code, so that a line costs several times what it costs elsewhere: what can be done later, while the
-    last sum is on the wire, is done then.
+    holds any of this code, so that a line costs several times what it costs elsewhere: what can be done later, while
+    the last sum is on the wire, is done then.
 
     After a failure, every later bucket fails with the first error, as on a lane.
     """
