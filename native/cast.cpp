@@ -1,10 +1,14 @@
 // Casts between float32 and the 16-bit formats, with the scaling or the sum in the same pass.
 #include "simd/cast.h"
 
+#include <algorithm>
+
 #include "common.h"
 
 namespace thinwire {
 namespace {
+
+using std::uint16_t;
 
 constexpr index grain = 1 << 16;  // entries per range: a few microseconds, well above the cost of a thread
 
@@ -18,12 +22,56 @@ auto over(void (*CastLoops::*loop)(const In*, float, Out*, index)) {
     };
 }
 
+// In place, halves take the front of the floats' memory: entries [begin, end) are halves in bytes [2 begin, 2 end) and
+// floats in bytes [4 begin, 4 end), which are apart wherever end <= 2 begin. So an ordinary loop, on as many threads as
+// there are, does one such span after the other, and the few entries at the front go by way of the stack.
+constexpr index front = 4096;
+
+auto narrow(void (*CastLoops::*loop)(const float*, float, uint16_t*, index)) {
+    return [loop](address x, float weight, index n, int threads) {
+        const auto run = cast_loops().*loop;
+        const auto wide = at<const float>(x);
+        const auto half = at<uint16_t>(x);
+        uint16_t first[front];
+        run(wide, weight, first, std::min(front, n));
+        std::copy_n(first, std::min(front, n), half);
+        for (index begin = front, end; begin < n; begin = end) {
+            end = std::min(2 * begin, n);
+            parallel_for(end - begin, grain, threads, [&](index from, index to) {
+                run(wide + begin + from, weight, half + begin + from, to - from);
+            });
+        }
+    };
+}
+
+// The way back, from the last span to the first.
+auto widen(void (*CastLoops::*loop)(const uint16_t*, float*, index)) {
+    return [loop](address x, index n, int threads) {
+        const auto run = cast_loops().*loop;
+        const auto half = at<const uint16_t>(x);
+        const auto wide = at<float>(x);
+        for (index end = n, begin; end > front; end = begin) {
+            begin = std::max(front, (end + 1) / 2);
+            parallel_for(end - begin, grain, threads, [&](index from, index to) {
+                run(half + begin + from, wide + begin + from, to - from);
+            });
+        }
+        uint16_t first[front];
+        std::copy_n(half, std::min(front, n), first);
+        run(first, wide, std::min(front, n));
+    };
+}
+
 }  // namespace
 
 void bind_cast(nb::module_& m) {
     m.def("scale", over(&CastLoops::scale), without_gil());
     m.def("scale_to_fp16", over(&CastLoops::scale_to_fp16), without_gil());
     m.def("scale_to_bf16", over(&CastLoops::scale_to_bf16), without_gil());
+    m.def("narrow_to_fp16", narrow(&CastLoops::scale_to_fp16), without_gil());
+    m.def("narrow_to_bf16", narrow(&CastLoops::scale_to_bf16), without_gil());
+    m.def("widen_from_fp16", widen(&CastLoops::fp16_to_float), without_gil());
+    m.def("widen_from_bf16", widen(&CastLoops::bf16_to_float), without_gil());
     m.def("add_from_fp16", over(&CastLoops::add_from_fp16), without_gil());
     m.def("add_from_bf16", over(&CastLoops::add_from_bf16), without_gil());
 }

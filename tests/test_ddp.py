@@ -102,19 +102,39 @@ def _both_ways(spec, dtype):
             if lane:
                 wire._shortcut = None
             weights, stats = train(model, 5, dtype=dtype), wire.stats()
-        found.append((weights, {key: stats[key] for key in stats if not key.endswith("seconds")}))
-    with tw.attach(DDP(mlp(dtype=torch.float64)), spec) as wire:
-        assert wire._shortcut is None  # these must be cast
+        assert lane or stats["scratch_bytes"] == 0
+        found.append((weights, {key: stats[key] for key in stats if not key.endswith(("seconds", "scratch_bytes"))}))
     return found
 
 
 @pytest.mark.parametrize(
-    ("spec", "dtype"), [("fp32", torch.float32), ("fp32", torch.float16), ("bf16", torch.bfloat16)]
-)
+    ("spec", "dtype"),
+    [
+        ("fp32", torch.float32), ("fp32", torch.float16), ("fp32", torch.float64), ("fp16", torch.float32),
+        ("fp16", torch.bfloat16), ("bf16", torch.float32), ("bf16", torch.bfloat16), ("bf16", torch.float64),
+    ],
+)  # fmt: skip
 def test_the_shortcut_is_the_conversation_to_the_bit_and_the_byte(spec, dtype):
     for (short, booked_short), (lane, booked_lane) in run_world(_both_ways, 3, spec, dtype):
         assert_equal(short, lane)
         assert booked_short == booked_lane
+
+
+def _shortcuts():
+    taken = {}
+    for spec, options in [
+        ("fp32", {"exempt": ("*",)}), ("fp16", {}), ("fp16", {"exempt": ()}), ("fp16", {"exempt": ("*bias",)}),
+        ("fp16", {"feedback": True}), ("fp16", {"warmup_steps": 2}), ("qsgd", {}),
+    ]:  # fmt: skip
+        with tw.attach(DDP(mlp()), spec, **options) as wire:
+            taken[spec, str(options)] = wire._shortcut is not None
+    return taken
+
+
+def test_only_what_is_merely_summed_takes_the_shortcut():
+    """Not what is exempt from a cast, what is remembered, or what comes later."""
+    taken = run_world(_shortcuts, 1)[0]
+    assert list(taken.values()) == [True, True, True, False, False, False, False]
 
 
 class Odd(nn.Module):

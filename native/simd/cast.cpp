@@ -47,6 +47,10 @@ void scale_to_bf16(const float* x, float weight, uint16_t* out, index n) {
     for (index i = 0; i < n; ++i) out[i] = bf16_of(weight * x[i]);
 }
 
+void bf16_to_float(const uint16_t* x, float* out, index n) {
+    for (index i = 0; i < n; ++i) out[i] = of_bf16(x[i]);
+}
+
 void add_from_bf16(const uint16_t* x, float weight, float* out, index n) {
     for (index i = 0; i < n; ++i) out[i] += weight * of_bf16(x[i]);
 }
@@ -63,6 +67,15 @@ void scale_to_fp16(const float* x, float weight, uint16_t* out, index n) {
     for (; i < n; ++i) out[i] = fp16_of(weight * x[i]);
 }
 
+void fp16_to_float(const uint16_t* x, float* out, index n) {
+    index i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
+#endif
+    for (; i < n; ++i) out[i] = of_fp16(x[i]);
+}
+
 void add_from_fp16(const uint16_t* x, float weight, float* out, index n) {
     index i = 0;
 #if defined(__F16C__)
@@ -77,6 +90,8 @@ void add_from_fp16(const uint16_t* x, float weight, float* out, index n) {
 
 }  // namespace
 
-const CastLoops cast_loops = {scale, scale_to_fp16, scale_to_bf16, add_from_fp16, add_from_bf16};
+const CastLoops cast_loops = {
+    scale, scale_to_fp16, scale_to_bf16, fp16_to_float, bf16_to_float, add_from_fp16, add_from_bf16,
+};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

@@ -8,6 +8,8 @@ struct CastLoops {
     void (*scale)(const float* x, float weight, float* out, index n);              // out = weight * x
     void (*scale_to_fp16)(const float* x, float weight, std::uint16_t* out, index n);
     void (*scale_to_bf16)(const float* x, float weight, std::uint16_t* out, index n);
+    void (*fp16_to_float)(const std::uint16_t* x, float* out, index n);
+    void (*bf16_to_float)(const std::uint16_t* x, float* out, index n);
     void (*add_from_fp16)(const std::uint16_t* x, float weight, float* out, index n);  // out += weight * x
     void (*add_from_bf16)(const std::uint16_t* x, float weight, float* out, index n);
 };

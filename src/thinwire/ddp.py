@@ -110,9 +110,8 @@ class Wire:
         except BaseException:
             exchange.close()
             raise
-        # Exempt or not, all travels the same way then: nobody needs to know what lies where in a bucket.
-        self.plain = all(scheme.plain(p.dtype) for p in model.module.parameters() if p.requires_grad)
-        self._shortcut = exchange.shortcut() if self.plain else None
+        self.plain = all(self._merely_summed(name, p) for name, p in model.module.named_parameters() if p.requires_grad)
+        self._shortcut = exchange.shortcut(scheme) if self.plain else None
 
     # -- what a user calls ---------------------------------------------------------------------------------------------
 
@@ -224,6 +223,11 @@ class Wire:
         self.step += 1
         if self.steering is not None:
             self.steering.end_step(self.step, self.exchange)
+
+    def _merely_summed(self, name: str, parameter: Tensor) -> bool:
+        """Where that holds for all parameters, nobody needs to know what lies where in a bucket."""
+        dtype = self.scheme.summed_as(parameter.dtype)
+        return dtype is parameter.dtype or (dtype is not None and name not in self._exempt)
 
     def _plan(self, grads: dist.GradBucket) -> _Plan:
         parameters = grads.parameters()

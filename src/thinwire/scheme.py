@@ -69,9 +69,12 @@ class Scheme(ABC):
         """The knob's value when no controller turns it."""
         return self.knob.default if self.knob else 0
 
-    def plain(self, dtype: torch.dtype) -> bool:
-        """Whether the mean of such buckets is merely the sum of them, divided first; `converse` need not be asked."""
-        return False
+    def summed_as(self, dtype: torch.dtype) -> torch.dtype | None:
+        """The dtype in which buckets of `dtype`, divided first, are merely summed: `converse` need not be asked.
+
+        No wider than `dtype`. None where there is more to say.
+        """
+        return None
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         """What this scheme remembers of one parameter (its shape, dtype and device are `like`'s) before the first step.

@@ -27,6 +27,41 @@ def test_scale_cast_equals_reference(instructions, buffer, weight, dtype):
     assert same(found, expected)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_narrow_and_widen_keep_to_their_own_memory(instructions, dtype, threads):
+    """Sizes around the spans that are cast at a time; what lies before and after stays as it was."""
+    for size in (0, 1, 9, 4095, 4096, 4097, 8191, 8193, 65_535, 131_073, 300_007):
+        memory = torch.randn(size + 20)
+        x, before = memory[7 : 7 + size], memory.clone()
+        ours = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            halves = kernels.narrow(x, 1 / 3, dtype)
+            expected = (before[7 : 7 + size] * (1 / 3)).to(dtype)
+            assert halves.data_ptr() == x.data_ptr() and same(halves, expected)
+            kernels.widen(halves, x)
+        finally:
+            torch.set_num_threads(ours)
+        assert same(x, expected.float())
+        assert torch.equal(memory[:7], before[:7]) and torch.equal(memory[7 + size :], before[7 + size :])
+
+
+@EXAMPLES
+@given(buffers(), st.sampled_from([1.0, 1 / 3, 1e-30]), st.sampled_from([*HALVES, torch.float32]), st.booleans())
+def test_narrow_and_widen_equal_reference(instructions, buffer, weight, dtype, wide):
+    given = buffer.x.double() if wide else buffer.x
+    one, other = given.clone(), given.clone()
+    halves = kernels.narrow(one, weight, dtype)
+    expected = torch.zeros_like(given, dtype=dtype)
+    reference.scale_cast(given, weight, expected)
+    assert same(halves, expected) and same(reference.narrow(other, weight, dtype), expected)
+    kernels.widen(halves, one)
+    reference.widen(other.view(dtype)[: other.numel()], other)
+    assert torch.equal(one.nan_to_num(7.0), expected.to(one.dtype).nan_to_num(7.0))
+    assert torch.equal(other.nan_to_num(7.0), one.nan_to_num(7.0)) and torch.equal(one.isnan(), other.isnan())
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_half_is_read_and_written(instructions, dtype):
     """All 65,536 halves, and the floats around the middle between two: rounding to even, overflow,
@@ -40,6 +75,10 @@ def test_every_half_is_read_and_written(instructions, dtype):
         reference.cast_add(halves, weight, expected)
         assert same(found, expected)
     exact = halves.float()
+    memory = torch.zeros(65_536)
+    memory.view(dtype)[:65_536] = halves
+    kernels.widen(memory.view(dtype)[:65_536], memory)
+    assert same(memory, exact)
     step = torch.nextafter(exact, torch.tensor(torch.inf)) if dtype is torch.bfloat16 else exact
     middle = (exact.double() + torch.roll(exact, -1).double()).div(2).float()
     for values in (
@@ -69,3 +108,9 @@ def test_other_dtypes_and_bad_arguments():
             kernels.scale_cast(x, 1.0, bad)
         with pytest.raises(ValueError):
             kernels.cast_add(x, 1.0, bad)
+    with pytest.raises(ValueError, match="at most 2 bytes"):
+        kernels.narrow(out, 1.0, torch.float32)
+    with pytest.raises(ValueError, match="a float"):
+        kernels.narrow(x, 1.0, torch.int16)
+    with pytest.raises(ValueError, match="in the front of out's memory"):
+        kernels.widen(out, x)

@@ -45,21 +45,24 @@ def test_shape_and_dtype_come_back(spec, dtype):
 
 
 @pytest.mark.parametrize("spec", every_spec())
-def test_what_is_plain_is_one_sum_of_the_divided_bucket(spec):
+def test_what_is_merely_summed_is_one_sum_of_the_divided_bucket(spec):
     """A wire takes a scheme's word for it, and does not ask for the conversation."""
     scheme = parse(spec)
-    plain = [dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) if scheme.plain(dtype)]
-    assert bool(plain) == (spec in ("fp32", "fp16", "bf16"))
-    for dtype in plain:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        summed_as = scheme.summed_as(dtype)
+        assert (summed_as is None) == (spec not in ("fp32", "fp16", "bf16"))
+        if summed_as is None:
+            continue
+        assert summed_as.itemsize <= dtype.itemsize, "there must be room in the bucket's own memory"
         given = gradient(57, dtype=dtype)
         bucket = Bucket.of(given.clone(), workers=3)
         talk = scheme.converse(bucket, Memory(), scheme.level)
         request = next(talk)
-        assert isinstance(request, Sum) and request.width is None
-        assert request.tensor.data_ptr() == bucket.flat.data_ptr() and torch.equal(request.tensor, given * (1.0 / 3))
+        assert isinstance(request, Sum) and request.width is None and request.tensor.dtype is summed_as
+        assert torch.equal(request.tensor, (given * (1.0 / 3)).to(summed_as))
         with pytest.raises(StopIteration) as end:
-            talk.send(request.tensor)
-        assert end.value.value is request.tensor
+            talk.send(request.tensor * 3)
+        assert torch.equal(end.value.value, (request.tensor * 3).to(dtype))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

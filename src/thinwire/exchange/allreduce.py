@@ -66,14 +66,14 @@ class AllReduce:
         self._group, self._beside = own, group
         self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
-    def shortcut(self) -> Shortcut | None:
+    def shortcut(self, scheme: Scheme) -> Shortcut | None:
         """On the model's own group, as plain DDP: all is started by the training thread, in its order.
 
         On a GPU waiting is the device's, and the lane does as well.
         """
         if device_of(self._beside) != "cpu":
             return None
-        self._shortcut = Shortcut(self._beside, self.workers, self.ledger)
+        self._shortcut = Shortcut(self._beside, self.workers, scheme, self.ledger)
         return self._shortcut
 
     def agree(self, what: str) -> None:

@@ -34,8 +34,8 @@ class Exchange(Protocol):
         """Make the lane. Every worker of the group calls this, in the same order of calls."""
         ...
 
-    def shortcut(self) -> Shortcut | None:
-        """A short way for buckets that need no conversation; None where they take the lane like all others."""
+    def shortcut(self, scheme: Scheme) -> Shortcut | None:
+        """A short way for buckets that are merely summed; None where they take the lane like all others."""
         ...
 
     def agree(self, what: str) -> None:

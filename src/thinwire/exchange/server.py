@@ -76,7 +76,7 @@ class ParameterServer:
         atexit.register(self._at_exit)
         self.lane = Threaded(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
-    def shortcut(self) -> None:
+    def shortcut(self, scheme: Scheme) -> None:
         """Plain sums go to the servers like all else."""
 
     def agree(self, what: str) -> None:

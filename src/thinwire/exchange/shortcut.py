@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.exchange.collectives import AllReduced, all_reduce
 from thinwire.exchange.lane import Done
 from thinwire.ledger import Ledger, Started
+from thinwire.scheme import Scheme
+
+
+class _Kind(NamedTuple):
+    """What all buckets of one dtype and size have in common."""
+
+    dtype: torch.dtype  # that they are summed in
+    amounts: dict[str, float]  # that the ledger books for each
+
+
+class _Travelling(NamedTuple):
+    """A bucket under way."""
+
+    tensor: Tensor
+    summand: Tensor  # the tensor itself, or the front of its memory
+    kind: _Kind
+    work: Started
+    done: Done
 
 
 class Shortcut:
@@ -19,69 +40,94 @@ class Shortcut:
     The wire has all buckets at once meanwhile, as under plain DDP, and with the last bucket backward is over. There is
     so little to do that a thread's wake-ups would cost more than the work. And between two kernels of backward no cache
     holds any of this code, so that a line costs several times what it costs elsewhere: what can be done later, while
-    the last sum is on the wire, is done then.
+    the last sum is on the wire, is done then. A bucket that is cast keeps to its own memory.
 
     After a failure, every later bucket fails with the first error, as on a lane.
     """
 
-    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger):
+    def __init__(self, group: dist.ProcessGroup, workers: int, scheme: Scheme, ledger: Ledger):
         self.error: BaseException | None = None
         self._group = group
         self._workers = workers
+        self._scheme = scheme
         self._ledger = ledger
-        self._amounts: dict[int, dict[str, float]] = {}  # what the ledger books for a bucket of so many bytes
+        self._kinds: dict[tuple[torch.dtype, int], _Kind] = {}
         self._encode_seconds = 0.0
-        # Of the buckets under way, oldest first:
-        self._dones: deque[Done] = deque()
-        self._works: list[Started] = []
-        self._nbytes: list[int] = []
-        # Held until others have been answered since, or for good if nobody waited for them: see Lane.
-        self._answered: list[Started] = []
+        self._travelling: deque[_Travelling] = deque()  # oldest first
+        # Were the group's thread the last to hold a tensor that Python has seen, it would need the interpreter to free
+        # it, and at exit that aborts. DDP holds its own buckets. Their fronts are held here for as long as that thread
+        # may have them; and works for good if nobody waited for them.
+        self._fronts: list[Tensor] = []
+        self._abandoned: list[Started] = []
 
     def mean(self, tensor: Tensor, *, last: bool, done: Done) -> None:
         """Turn a bucket into the group's mean, in place. `done` is called once: with None, or with what went wrong."""
         if self.error is not None:
             done(self.error)
             return
-        self._dones.append(done)
         try:
+            kind = self._kinds.get((tensor.dtype, tensor.numel())) or self._kind(tensor)
             began = time.perf_counter()
-            tensor.mul_(1.0 / self._workers)
+            summand = kernels.narrow(tensor, 1.0 / self._workers, kind.dtype)
             self._encode_seconds += time.perf_counter() - began
-            amounts = self._amounts.get(tensor.nbytes) or self._amounts_of(tensor)
-            work = all_reduce(tensor, dist.ReduceOp.SUM, self._group)
-            self._works.append(self._ledger.due(work, **amounts))
-            self._nbytes.append(tensor.nbytes)
-            if last:
-                self._finish()
+            work = self._ledger.due(all_reduce(summand, dist.ReduceOp.SUM, self._group), **kind.amounts)
+            self._travelling.append(_Travelling(tensor, summand, kind, work, done))
         except BaseException as error:
             self._fail(error)
+            done(error)
+            return
+        if last:
+            self._finish()
 
     def close(self) -> None:
         """Fail what is under way. Safe to call twice."""
         self._fail(RuntimeError("this wire is closed"))
 
-    def _amounts_of(self, tensor: Tensor) -> dict[str, float]:
-        booked = {"messages": 1, "bytes_dense": tensor.nbytes, **AllReduced(tensor).amounts(self._workers)}
-        return self._amounts.setdefault(tensor.nbytes, booked)
+    def _kind(self, tensor: Tensor) -> _Kind:
+        dtype = self._scheme.summed_as(tensor.dtype)
+        assert dtype is not None, f"{self._scheme.spec} has more to say of {tensor.dtype} than a sum"
+        sent = AllReduced(torch.empty(tensor.numel(), dtype=dtype, device="meta")).amounts(self._workers)
+        kind = _Kind(dtype, {"messages": 1, "bytes_dense": tensor.nbytes, **sent})
+        return self._kinds.setdefault((tensor.dtype, tensor.numel()), kind)
 
     def _finish(self) -> None:
-        for nbytes in self._nbytes:
-            self._ledger.add(**self._amounts[nbytes])
-        self._nbytes.clear()
-        began = time.perf_counter()
-        for work in self._works:
-            work.wait()
-            self._dones.popleft()(None)
-            self._answered.clear()
-        self._answered, self._works = self._works, self._answered
-        waited = time.perf_counter() - began
-        self._ledger.add(encode_seconds=self._encode_seconds, wire_seconds=waited, exposed_seconds=waited)
-        self._encode_seconds = 0.0
+        entered, waited = time.perf_counter(), 0.0
+        while self._travelling:
+            each = self._oldest()
+            try:
+                began = time.perf_counter()
+                each.work.wait()
+                waited += time.perf_counter() - began
+                kernels.widen(each.summand, each.tensor)
+            except BaseException as error:
+                self._abandoned.append(each.work)
+                each.done(error)
+                self._fail(error)
+                return
+            if each.summand is not each.tensor:
+                self._fronts.append(each.summand)
+            each.done(None)
+            del each
+        self._fronts = [front for front in self._fronts if _shared(front)]
+        exposed = time.perf_counter() - entered
+        thinking, self._encode_seconds = self._encode_seconds + exposed - waited, 0.0
+        self._ledger.add(encode_seconds=thinking, wire_seconds=waited, exposed_seconds=exposed)
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
-        self._answered += self._works
-        self._works = []
-        while self._dones:
-            self._dones.popleft()(error)
+        while self._travelling:
+            each = self._oldest()
+            self._abandoned.append(each.work)
+            each.done(error)
+
+    def _oldest(self) -> _Travelling:
+        """Under way no longer, and booked."""
+        each = self._travelling.popleft()
+        self._ledger.add(**each.kind.amounts)
+        return each
+
+
+def _shared(tensor: Tensor) -> bool:
+    """Whether anything besides Python holds the tensor; yes, where PyTorch does not tell."""
+    count = getattr(tensor, "_use_count", None)
+    return count is None or count() > 1

@@ -2,7 +2,7 @@
 fast.
 """
 
-from thinwire.kernels.cast import cast_add, scale_cast
+from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.integers import (
@@ -42,6 +42,7 @@ __all__ = [
     "gather",
     "hadamard_",
     "index_bytes",
+    "narrow",
     "pack_ints",
     "packed_bytes",
     "packed_int_bytes",
@@ -53,4 +54,5 @@ __all__ = [
     "take_",
     "top_k",
     "unpack_ints",
+    "widen",
 ]

@@ -114,7 +114,7 @@ class Rehearsal(AllReduce):
         arithmetic.check_route(self.route, scheme)
         self.lane: Lane | None = _Stage(self.workers, self._meet, group, self.ledger)
 
-    def shortcut(self) -> None:
+    def shortcut(self, scheme: Scheme) -> None:
         """All conversations are heard on the stage, the shortest too."""
 
     def agree(self, what: str) -> None:

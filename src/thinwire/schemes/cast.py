@@ -26,12 +26,12 @@ class _Cast(Scheme):
     any_float: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
-    def plain(self, dtype: torch.dtype) -> bool:
-        return dtype is self.dtype or dtype.itemsize < self.dtype.itemsize
+    def summed_as(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype if dtype.itemsize < self.dtype.itemsize else self.dtype
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat, lost = bucket.flat, bucket.lost
-        if self.plain(flat.dtype):
+        if self.summed_as(flat.dtype) is flat.dtype:
             if lost is not None:
                 lost.zero_()
             return (yield Sum(flat.mul_(1.0 / bucket.workers)))

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
 def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
     """out = weight * x in x's dtype, then rounded to out's."""
     out.copy_(x * weight)
+
+
+def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+    """weight * x as by scale_cast, in the front of x's own memory, which is returned."""
+    if dtype is x.dtype:
+        return x.mul_(weight)
+    out = front(x, dtype)
+    for piece in _pieces(x):  # writing never overtakes reading
+        out[piece] = (x[piece] * weight).to(dtype)
+    return out
+
+
+def widen(x: Tensor, out: Tensor) -> None:
+    """What `narrow` left in the front of out's memory, back in out's dtype."""
+    for piece in reversed(_pieces(out)):
+        out[piece] = x[piece].to(out.dtype, copy=True)
+
+
+def front(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.view(dtype)[: x.numel()]
+
+
+def _pieces(x: Tensor) -> list[slice]:
+    return [slice(begin, begin + 65_536) for begin in range(0, x.numel(), 65_536)]
 
 
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
