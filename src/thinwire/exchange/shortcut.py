@@ -68,7 +68,10 @@ class Shortcut:
         try:
             kind = self._kinds.get((tensor.dtype, tensor.numel())) or self._kind(tensor)
             began = time.perf_counter()
-            summand = kernels.narrow(tensor, 1.0 / self._workers, kind.dtype)
+            if kind.dtype is tensor.dtype:
+                summand = tensor.mul_(1.0 / self._workers)
+            else:
+                summand = kernels.narrow(tensor, 1.0 / self._workers, kind.dtype)
             self._encode_seconds += time.perf_counter() - began
             work = self._ledger.due(all_reduce(summand, dist.ReduceOp.SUM, self._group), **kind.amounts)
             self._travelling.append(_Travelling(tensor, summand, kind, work, done))
@@ -98,14 +101,14 @@ class Shortcut:
                 began = time.perf_counter()
                 each.work.wait()
                 waited += time.perf_counter() - began
-                kernels.widen(each.summand, each.tensor)
+                if each.summand is not each.tensor:
+                    kernels.widen(each.summand, each.tensor)
+                    self._fronts.append(each.summand)
             except BaseException as error:
                 self._abandoned.append(each.work)
                 each.done(error)
                 self._fail(error)
                 return
-            if each.summand is not each.tensor:
-                self._fronts.append(each.summand)
             each.done(None)
             del each
         self._fronts = [front for front in self._fronts if _shared(front)]

@@ -48,8 +48,6 @@ def widen(x: Tensor, out: Tensor) -> None:
     check.flat("x", x, dtypes=check.FLOATS, like=out, numel=out.numel())
     if x.data_ptr() != out.data_ptr() or x.itemsize > out.itemsize:
         raise ValueError("x must lie in the front of out's memory, as narrow() leaves it")
-    if x.dtype is out.dtype:
-        return
     native = for_tensors(x)
     if native is None or out.dtype is not torch.float32 or x.dtype not in _WIDEN:
         return reference.widen(x, out)

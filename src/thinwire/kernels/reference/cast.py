@@ -13,8 +13,6 @@ def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
     """weight * x as by scale_cast, in the front of x's own memory, which is returned."""
-    if dtype is x.dtype:
-        return x.mul_(weight)
     out = front(x, dtype)
     for piece in _pieces(x):  # writing never overtakes reading
         out[piece] = (x[piece] * weight).to(dtype)
