@@ -160,7 +160,8 @@ def on_ranks(workers: int, function, *args):
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=2 * len(SIDES), help="new processes for each; default: %(default)s")
+    rounds = 2 * len(SIDES)  # every order of building twice
+    options.add_argument("--rounds", type=int, default=rounds, help="new processes for each; default: %(default)s")
     options.add_argument("--repeats", type=int, default=25, help="in every round; default: %(default)s")
     options.add_argument("--json", metavar="FILE", help="also write every time to FILE")
     given = options.parse_args()
