@@ -26,6 +26,7 @@ auto over(void (*CastLoops::*loop)(const In*, float, Out*, index)) {
 // floats in bytes [4 begin, 4 end), which are apart wherever end <= 2 begin. So an ordinary loop, on as many threads as
 // there are, does one such span after the other, and the few entries at the front go by way of the stack.
 constexpr index front = 4096;
+constexpr index worthwhile = 1 << 20;  // entries of a span: for fewer, starting threads takes longer than the cast
 
 auto narrow(void (*CastLoops::*loop)(const float*, float, uint16_t*, index)) {
     return [loop](address x, float weight, index n, int threads) {
@@ -37,7 +38,7 @@ auto narrow(void (*CastLoops::*loop)(const float*, float, uint16_t*, index)) {
         std::copy_n(first, std::min(front, n), half);
         for (index begin = front, end; begin < n; begin = end) {
             end = std::min(2 * begin, n);
-            parallel_for(end - begin, grain, threads, [&](index from, index to) {
+            parallel_for(end - begin, grain, end - begin < worthwhile ? 1 : threads, [&](index from, index to) {
                 run(wide + begin + from, weight, half + begin + from, to - from);
             });
         }
@@ -52,7 +53,7 @@ auto widen(void (*CastLoops::*loop)(const uint16_t*, float*, index)) {
         const auto wide = at<float>(x);
         for (index end = n, begin; end > front; end = begin) {
             begin = std::max(front, (end + 1) / 2);
-            parallel_for(end - begin, grain, threads, [&](index from, index to) {
+            parallel_for(end - begin, grain, end - begin < worthwhile ? 1 : threads, [&](index from, index to) {
                 run(half + begin + from, wide + begin + from, to - from);
             });
         }

@@ -158,9 +158,19 @@ def _casts() -> list[Case]:
         x, out = _laplace(numel).to(dtype), torch.zeros(numel)
         return lambda: module.cast_add(x, 0.25, out)
 
+    def in_place(dtype, module, numel):
+        x = _laplace(numel)
+        return lambda: module.widen(module.narrow(x, 0.25, dtype), x)
+
     names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-    return [_both(f"scale + cast to {name}", partial(scale, dtype), cast) for dtype, name in names.items()] + [
-        _both(f"cast from {name} + add", partial(add, dtype), cast) for dtype, name in names.items()
+    return [
+        _both(title.format(name), partial(prepare, dtype), cast)
+        for title, prepare in (
+            ("scale + cast to {}", scale),
+            ("cast from {} + add", add),
+            ("cast to {} and back", in_place),
+        )
+        for dtype, name in names.items()
     ]
 
 
