@@ -132,9 +132,9 @@ class Wire:
             "bytes_given": 0.0,  # handed to collectives
             "bytes_dense": 0.0,  # what plain DDP would have handed to its all-reduce
             "messages": 0.0,
-            "encode_seconds": 0.0,  # the lane computing
-            "wire_seconds": 0.0,  # the lane waiting for answers
-            "exposed_seconds": 0.0,  # training waiting for the lane
+            "encode_seconds": 0.0,  # computing, on the lane or the shortcut
+            "wire_seconds": 0.0,  # waiting for answers there
+            "exposed_seconds": 0.0,  # training not getting on meanwhile
         }
         totals |= self.exchange.ledger.totals()
         lane = self.exchange.lane

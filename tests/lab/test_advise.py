@@ -55,6 +55,14 @@ def test_the_first_buckets_journey_hides_behind_backward():
     assert play(step, a_link(), ROOMY).seconds == pytest.approx(20 + 1 + 2 + 1)  # decoded while the second travels
 
 
+def test_what_is_merely_summed_is_thought_about_by_training_itself():
+    talks = (a_talk(2.0, (1.0, 6.0), (0.5,)), a_talk(10.0, (1.0, 2.0), (0.5,)))
+    played = play(Step(10.0, talks, plain=True), a_link(), ROOMY)
+    assert played.seconds == pytest.approx(2 + 1 + 8 + 1 + 2 + 0.5)  # the first is decoded while the second travels
+    assert played.compute_seconds == pytest.approx(10)
+    assert (played.encode_seconds, played.wire_seconds) == (pytest.approx(3), pytest.approx(1.5))
+
+
 def test_bytes_never_overlap_but_latencies_do_two_at_a_time():
     together = Step(0.0, (a_talk(0.0, (0.0, 3.0, 4.0), (0.0,)),))
     assert play(together, a_link(), ROOMY).seconds == pytest.approx(7)

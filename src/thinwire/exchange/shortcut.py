@@ -112,9 +112,9 @@ class Shortcut:
             each.done(None)
             del each
         self._fronts = [front for front in self._fronts if _shared(front)]
-        exposed = time.perf_counter() - entered
-        thinking, self._encode_seconds = self._encode_seconds + exposed - waited, 0.0
-        self._ledger.add(encode_seconds=thinking, wire_seconds=waited, exposed_seconds=exposed)
+        # All of it is the training thread's, so all of it is exposed.
+        exposed, self._encode_seconds = self._encode_seconds + time.perf_counter() - entered, 0.0
+        self._ledger.add(encode_seconds=exposed - waited, wire_seconds=waited, exposed_seconds=exposed)
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error

@@ -26,11 +26,11 @@ def predict(steps: Sequence[Step], link: Link, host: Host) -> Prediction:
 
 def play(step: Step, link: Link, host: Host) -> Prediction:
     """One step on the virtual clock."""
-    clock = _Clock(max((talk.ready for talk in step.talks), default=0.0), host)
+    clock = _Clock(max((talk.ready for talk in step.talks), default=0.0), host, inline=step.plain)
     (_take_shortcut if step.plain else _take_lane)(step, clock, link)
     lane_ended = clock.now
     clock.until_computed(clock.backward_seconds)
-    exposed = max(0.0, lane_ended - clock.backward_ended)
+    exposed = clock.stalled_seconds + max(0.0, lane_ended - clock.backward_ended)
     thought = clock.thinking_seconds / ((clock.thinking_seconds + clock.waiting_seconds) or 1.0)
     return Prediction(
         clock.now - exposed + step.compute_seconds - clock.backward_seconds,
@@ -63,7 +63,7 @@ def _take_lane(step: Step, clock: _Clock, link: Link) -> None:
 
 
 def _take_shortcut(step: Step, clock: _Clock, link: Link) -> None:
-    """Every bucket's sum starts as soon as it can, and the last bucket waits for all."""
+    """Training starts every bucket's sum itself, as soon as it can, and at the last bucket waits for all."""
     talks = [_conversation(talk, clock, link) for talk in step.talks]
     arrivals = [[sending.start(clock) for sending in next(talk, ())] for talk in talks]
     for talk, expected in zip(talks, arrivals, strict=True):
@@ -106,15 +106,20 @@ class _Arrival:
 
 
 class _Clock:
-    """Virtual time: the lane's thinking and waiting make it pass, and training and wire get on meanwhile."""
+    """Virtual time: the lane's thinking and waiting make it pass, and training and wire get on meanwhile.
 
-    def __init__(self, backward_seconds: float, host: Host):
+    inline: there is no lane; training thinks and waits itself, and does not get on meanwhile.
+    """
+
+    def __init__(self, backward_seconds: float, host: Host, inline: bool):
         self.now = 0.0
         self.computed = 0.0  # seconds of its own that the training thread has done
         self.backward_seconds = backward_seconds  # as many of them can overlap with the lane
         self.backward_ended = 0.0 if backward_seconds == 0 else math.inf
         self.thinking_seconds = 0.0  # the lane's, like the next
         self.waiting_seconds = 0.0
+        self.stalled_seconds = 0.0  # that training thought itself, in the middle of backward
+        self._inline = inline
         self._host = host
         self._channels = [0.0] * CHANNELS  # when each is free
         self._wire_free = 0.0
@@ -124,9 +129,11 @@ class _Clock:
         self._pass(until_computed=seconds)
 
     def think(self, seconds: float) -> None:
-        before = self.now
+        before, stalls = self.now, self._inline and self.computed < self.backward_seconds
         self._pass(thinking=seconds)
         self.thinking_seconds += self.now - before
+        if stalls:
+            self.stalled_seconds += self.now - before
 
     def wait(self, until: float) -> None:
         self.waiting_seconds += max(0.0, until - self.now)
@@ -150,7 +157,7 @@ class _Clock:
         """Let time pass until the first of the three is reached, in pieces in which all rates are constant."""
         left = thinking
         while left > 0 and self.now < until and self.computed < until_computed:
-            training = self.computed < self.backward_seconds
+            training = self.computed < self.backward_seconds and not (self._inline and thinking < math.inf)
             rate = self._host.rate(training + (thinking < math.inf), self._moving())
             piece = min(left / rate, until - self.now, *self._edges())
             if training:
