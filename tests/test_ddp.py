@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
 from models import batch, digest, mlp
@@ -191,7 +192,7 @@ def test_unused_parameters_as_in_plain_ddp():
 
 def _ddp_options(options, accumulate):
     outcomes = []
-    for spec in ("fp32", None, "qsgd"):
+    for spec in ("fp32", None, "qsgd", "fp16"):
         model = DDP(mlp(), **options)
         if spec:
             wire = tw.attach(model, spec)
@@ -220,9 +221,11 @@ def test_ddp_options_and_accumulation(options, accumulate):
             "find_unused_parameters": True,
         }  # PyTorch forbids the pair
     results = run_world(_ddp_options, 2, options, accumulate)
-    for number in range(3):
+    for number in range(4):
         assert_replicas_equal([outcomes[number] for outcomes in results])
     assert_equal(results[0][0], results[0][1])
+    for exact, cast in zip(results[0][0], results[0][3], strict=True):
+        torch.testing.assert_close(cast, exact, rtol=1e-2, atol=1e-3)
 
 
 def _memory(spec, feedback):
@@ -238,12 +241,12 @@ def _memory(spec, feedback):
         return found, largest, wire.stats()["memory_bytes"]
 
 
-@pytest.mark.parametrize("spec, feedback", [("fp32", False), ("fp16", False), ("qsgd(bits=4)", False), ("tnq", True)])
+@pytest.mark.parametrize("spec, feedback", [("fp32", False), ("fp16", True), ("qsgd(bits=4)", False), ("tnq", True)])
 def test_scratch_is_at_most_two_buckets_and_does_not_grow(spec, feedback):
-    weights = 4 * 1024 * (256 + 1024 + 1)  # biases are exempt
+    weights = 4 * 1024 * (256 + 1024 + 1)  # biases are exempt, but for casts
     for (early, late), largest, residual in run_world(_memory, 2, spec, feedback):
         assert early == late <= 2 * largest
-        assert residual == (weights if feedback else 0)
+        assert residual == (0 if not feedback else largest if spec == "fp16" else weights)
 
 
 def _two_models():
@@ -261,15 +264,99 @@ def test_two_attached_models_at_once():
     assert_replicas_equal(run_world(_two_models, 3))
 
 
-def _join_uneven():
+class Checkpointed(nn.Module):
+    """Two parts that are computed anew in backward, each in a backward of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([mlp(0)[:2], mlp(0)[2:]])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = checkpoint(part, x.requires_grad_() if x.is_leaf else x, use_reentrant=True)
+        return x
+
+
+def _checkpointed():
+    outcomes = []
+    for spec in (None, "fp32", "fp16", "qsgd"):
+        model = DDP(Checkpointed(), bucket_cap_mb=MANY_BUCKETS)
+        wire = tw.attach(model, spec) if spec else None
+        outcomes.append(train(model, 4))
+        if wire is not None:
+            assert wire.stats()["steps"] == 4
+            wire.close()
+    return outcomes
+
+
+def test_reentrant_checkpointing():
+    results = run_world(_checkpointed, 2)
+    for number in range(4):
+        assert_replicas_equal([outcomes[number] for outcomes in results])
+    assert_equal(results[0][0], results[0][1])
+
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 20), nn.Linear(20, 7)
+        self.skip = False
+
+    def forward(self, x):
+        return self.second(x if self.skip else self.first(x))
+
+
+def _skipping(spec):
+    """The last bucket never comes."""
+    model = DDP(Skipping(), bucket_cap_mb=MANY_BUCKETS)
+    with tw.attach(model, spec) as wire:
+        train(model, 2)
+        model.module.skip = True
+        train(model, 1)
+        assert wire.step == 2
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+            train(model, 1)
+    return True
+
+
+@pytest.mark.parametrize("spec", ["fp32", "fp16", "qsgd"])
+def test_a_backward_without_all_gradients_is_told_by_ddp_and_hangs_nowhere(spec):
+    assert all(run_world(_skipping, 2, spec))
+
+
+class Hollow(nn.Module):
+    """A bucket without elements: the one parameter of its dtype is empty."""
+
+    def __init__(self):
+        super().__init__()
+        self.empty = nn.Parameter(torch.empty(0, dtype=torch.float64))
+        self.layer = nn.Linear(20, 7)
+
+    def forward(self, x):
+        return self.layer(x) + self.empty.sum().float()
+
+
+def _hollow(spec):
+    model = DDP(Hollow())
+    with tw.attach(model, spec):
+        return train(model, 3)
+
+
+@pytest.mark.parametrize("spec", ["fp16", "qsgd"])
+def test_a_bucket_without_elements(spec):
+    assert_replicas_equal(run_world(_hollow, 2, spec))
+
+
+def _join_uneven(spec):
     model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
-    with tw.attach(model, "qsgd"), model.join():
+    with tw.attach(model, spec), model.join():
         train(model, 4 + dist.get_rank())
     return digest(model)
 
 
-def test_uneven_inputs_under_ddp_join():
-    assert_replicas_equal(run_world(_join_uneven, 2))
+@pytest.mark.parametrize("spec", ["fp16", "qsgd"])
+def test_uneven_inputs_under_ddp_join(spec):
+    assert_replicas_equal(run_world(_join_uneven, 2, spec))
 
 
 def _attach_again():

@@ -183,8 +183,9 @@ class Wire:
         in_backward = torch._C._current_graph_task_id() != -1
         if grads.index() == 0:
             self._jobs, self._failed = [], None
-            if in_backward:
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
+        if last and in_backward:
+            # Not with the first: a checkpointed part of the model is a backward of its own, which ends before others.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_step)
 
         buffer = grads.buffer()
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
@@ -257,7 +258,7 @@ class Wire:
             mean = yield from (together(answered, *talks) if talks else answered)
             if mean.data_ptr() != buffer.data_ptr() or mean.dtype != buffer.dtype:
                 plan.compressed.scatter(mean, buffer)
-        else:
+        elif talks:
             yield from together(*talks)
         if exact is not None:
             plan.exempt.scatter(exact, buffer)

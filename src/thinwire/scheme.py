@@ -72,7 +72,7 @@ class Scheme(ABC):
     def summed_as(self, dtype: torch.dtype) -> torch.dtype | None:
         """The dtype in which buckets of `dtype`, divided first, are merely summed: `converse` need not be asked.
 
-        No wider than `dtype`. None where there is more to say.
+        No wider than `dtype`. None where there is more to say. Who overrides `converse` overrides this.
         """
         return None
 

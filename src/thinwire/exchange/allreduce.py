@@ -33,7 +33,7 @@ from thinwire.scheme import Conversation, Scheme
 
 
 class AllReduce:
-    """All workers are equal and talk by collectives, on a process group of their own.
+    """All workers are equal and talk by collectives, on a process group of their own; the shortcut, on the model's.
 
     `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
     that does not grow with the workers).

@@ -54,10 +54,10 @@ class Shortcut:
         self._kinds: dict[tuple[torch.dtype, int], _Kind] = {}
         self._encode_seconds = 0.0
         self._travelling: deque[_Travelling] = deque()  # oldest first
-        # Were the group's thread the last to hold a tensor that Python has seen, it would need the interpreter to free
-        # it, and at exit that aborts. DDP holds its own buckets. Their fronts are held here for as long as that thread
-        # may have them; and works for good if nobody waited for them.
-        self._fronts: list[Tensor] = []
+        # The group's thread lets go of a work a moment after the answer. Were nobody else left to hold its tensors but
+        # Python, it would need the interpreter for that, and at exit that aborts. Buckets are held by DDP. For what was
+        # made of them here, works are held until the next step's are answered, or for good if nobody waited for them.
+        self._answered: list[Started] = []
         self._abandoned: list[Started] = []
 
     def mean(self, tensor: Tensor, *, last: bool, done: Done) -> None:
@@ -71,7 +71,7 @@ class Shortcut:
             if kind.dtype is tensor.dtype:
                 summand = tensor.mul_(1.0 / self._workers)
             else:
-                summand = kernels.narrow(tensor, 1.0 / self._workers, kind.dtype)
+                summand = kernels.narrow(tensor, 1.0 / self._workers, kind.dtype).detach()  # a view holds its base
             self._encode_seconds += time.perf_counter() - began
             work = self._ledger.due(all_reduce(summand, dist.ReduceOp.SUM, self._group), **kind.amounts)
             self._travelling.append(_Travelling(tensor, summand, kind, work, done))
@@ -94,7 +94,7 @@ class Shortcut:
         return self._kinds.setdefault((tensor.dtype, tensor.numel()), kind)
 
     def _finish(self) -> None:
-        entered, waited = time.perf_counter(), 0.0
+        entered, waited, answered = time.perf_counter(), 0.0, []
         while self._travelling:
             each = self._oldest()
             try:
@@ -103,15 +103,16 @@ class Shortcut:
                 waited += time.perf_counter() - began
                 if each.summand is not each.tensor:
                     kernels.widen(each.summand, each.tensor)
-                    self._fronts.append(each.summand)
+                    answered.append(each.work)
+                    # Emptied: DDP makes new buckets after its first step, and these must go then.
+                    each.summand.data = each.summand.new_empty(0)
             except BaseException as error:
-                self._abandoned.append(each.work)
+                self._abandoned += [*answered, each.work]
                 each.done(error)
                 self._fail(error)
                 return
             each.done(None)
-            del each
-        self._fronts = [front for front in self._fronts if _shared(front)]
+        self._answered = answered
         # All of it is the training thread's, so all of it is exposed.
         exposed, self._encode_seconds = self._encode_seconds + time.perf_counter() - entered, 0.0
         self._ledger.add(encode_seconds=exposed - waited, wire_seconds=waited, exposed_seconds=exposed)
@@ -128,9 +129,3 @@ class Shortcut:
         each = self._travelling.popleft()
         self._ledger.add(**each.kind.amounts)
         return each
-
-
-def _shared(tensor: Tensor) -> bool:
-    """Whether anything besides Python holds the tensor; yes, where PyTorch does not tell."""
-    count = getattr(tensor, "_use_count", None)
-    return count is None or count() > 1
