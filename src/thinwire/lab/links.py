@@ -1,7 +1,7 @@
 """Measures what connects a group: every kind of collective at growing sizes, and the line that fits its seconds.
 
 Every size is exchanged by the lane, as in training, so thread wake-ups and pacing count. What takes the shortcut in
-training (plain sums) saves those wake-ups, and is predicted a little too slow for it.
+training (plain sums) saves those wake-ups; the cost model does not know that.
 """
 
 from __future__ import annotations
