@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
-NATIVE := $(wildcard native/*.cpp native/*.h native/*.inl native/CMakeLists.txt)
+NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo picture test test-full lint format bench sanitize clean

@@ -11,16 +11,16 @@ ROOT = Path(thinwire.__file__).parent
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
-    {"kernels", "randomness", "spec"},
-    {"bucket", "requests", "scheme", "memory", "theory"},
+    {"kernels"},
+    {"core"},
     {"schemes"},
-    {"feedback", "control", "warmup"},
-    {"exchange", "ledger"},
+    {"control"},
+    {"exchange"},
     {"ddp", "gossip", "server", "checkpoint", "steering"},
-    {"advise", "lab"},
+    {"lab"},
     {"cli", "__init__"},
 ]
-NETWORK = {"exchange", "gossip", "ddp", "server", "advise", "lab"}
+NETWORK = {"exchange", "gossip", "ddp", "server", "lab"}
 
 
 def modules():

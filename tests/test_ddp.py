@@ -98,9 +98,9 @@ def _both_ways(spec, dtype):
     for lane in (False, True):
         model = DDP(mlp(dtype=dtype), bucket_cap_mb=MANY_BUCKETS)
         with tw.attach(model, spec) as wire:
-            assert wire._shortcut is not None
+            assert wire._direct is not None
             if lane:
-                wire._shortcut = None
+                wire._direct = None
             weights, stats = train(model, 5, dtype=dtype), wire.stats()
         assert lane or stats["scratch_bytes"] == 0
         found.append((weights, {key: stats[key] for key in stats if not key.endswith(("seconds", "scratch_bytes"))}))
@@ -120,20 +120,20 @@ def test_the_shortcut_is_the_conversation_to_the_bit_and_the_byte(spec, dtype):
         assert booked_short == booked_lane
 
 
-def _shortcuts():
+def _directs():
     taken = {}
     for spec, options in [
         ("fp32", {"exempt": ("*",)}), ("fp16", {}), ("fp16", {"exempt": ()}), ("fp16", {"exempt": ("*bias",)}),
         ("fp16", {"feedback": True}), ("fp16", {"warmup_steps": 2}), ("qsgd", {}),
     ]:  # fmt: skip
         with tw.attach(DDP(mlp()), spec, **options) as wire:
-            taken[spec, str(options)] = wire._shortcut is not None
+            taken[spec, str(options)] = wire._direct is not None
     return taken
 
 
-def test_only_what_is_merely_summed_takes_the_shortcut():
+def test_only_what_is_merely_summed_takes_the_direct_way():
     """Not what is exempt from a cast, what is remembered, or what comes later."""
-    taken = run_world(_shortcuts, 1)[0]
+    taken = run_world(_directs, 1)[0]
     assert list(taken.values()) == [True, True, True, False, False, False, False]
 
 

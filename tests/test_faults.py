@@ -14,8 +14,8 @@ import thinwire as tw
 from models import mlp
 from ranks import launch, outcome
 from test_ddp import train
-from thinwire.requests import Sum
-from thinwire.scheme import Scheme
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Scheme
 from world import run_world
 
 

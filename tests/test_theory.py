@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire import theory
+from thinwire.core import theory
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thinwire import checkpoint, theory
+from thinwire import checkpoint
 from thinwire.control.fixed import Fixed
 from thinwire.control.mqgrad import MQGrad
 from thinwire.control.normrule import NormRule
-from thinwire.control.random import Random
 from thinwire.control.schedule import Schedule
+from thinwire.control.uniform import Uniform
+from thinwire.core import theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
-from thinwire.gossip import DPSGD, Choco, DeepSqueeze, Gossip, LostRank, PowerGossip, VirtualGossip, graphs
+from thinwire.gossip import DPSGD, Choco, DeepSqueeze, Gossip, GossipSimulation, LostRank, PowerGossip, graphs
 from thinwire.schemes import parse
 from thinwire.schemes.cast import BF16, FP16, FP32
 from thinwire.schemes.eden import EDEN
@@ -33,7 +34,7 @@ from thinwire.schemes.tq import TQ
 from thinwire.server import Role, ServerOptimizer, join
 
 if TYPE_CHECKING:
-    from thinwire.lab.advise import advise
+    from thinwire.lab.cost.advise import advise
 
 __all__ = [
     "BF16",
@@ -51,13 +52,13 @@ __all__ = [
     "DeepSqueeze",
     "Fixed",
     "Gossip",
+    "GossipSimulation",
     "LostRank",
     "MQGrad",
     "Natural",
     "NormRule",
     "PowerGossip",
     "PowerSGD",
-    "Random",
     "RandomK",
     "RegTopK",
     "Role",
@@ -68,7 +69,7 @@ __all__ = [
     "TernGrad",
     "TopK",
     "TopKC",
-    "VirtualGossip",
+    "Uniform",
     "Wire",
     "advise",
     "attach",
@@ -83,7 +84,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The lab, which needs more than training does (`pip install thinwire[lab]`), is imported when it is first used."""
     if name == "advise":
-        from thinwire.lab.advise import advise
+        from thinwire.lab.cost.advise import advise
 
         return advise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

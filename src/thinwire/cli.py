@@ -12,17 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from thinwire.lab import advise_command as advise_
-from thinwire.lab import bench as bench_
-from thinwire.lab import compare as compare_
 from thinwire.lab import doctor as doctor_
-from thinwire.lab import report as report_
-from thinwire.lab import repro as repro_
-from thinwire.lab import simulate as simulate_
-from thinwire.lab import simulate_page
-from thinwire.lab.advise import checked
-from thinwire.lab.network import bits_per_second, seconds
-from thinwire.lab.record import Record
+from thinwire.lab.bench import bench as bench_
+from thinwire.lab.cost import advise_command as advise_
+from thinwire.lab.cost import simulate as simulate_
+from thinwire.lab.cost.advise import checked
+from thinwire.lab.network.network import bits_per_second, seconds
+from thinwire.lab.report import report as report_
+from thinwire.lab.report import simulate_page
+from thinwire.lab.repro import repro as repro_
+from thinwire.lab.runs import compare as compare_
+from thinwire.lab.runs.record import Record
 from thinwire.schemes import registry
 
 app = typer.Typer(

@@ -17,19 +17,19 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import checkpoint
-from thinwire.bucket import Bucket, Layout, Scratch, Segment
 from thinwire.control import Controller
+from thinwire.core.bucket import Bucket, Layout, Scratch, Segment
+from thinwire.core.feedback import Feedback, wrap
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Conversation, Scheme
+from thinwire.core.warmup import warm_up
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import nbytes_of
-from thinwire.exchange.exchange import Exchange, together
-from thinwire.exchange.lane import Job, Talk
-from thinwire.feedback import Feedback, wrap
-from thinwire.memory import Memory
-from thinwire.requests import Sum
-from thinwire.scheme import Conversation, Scheme
+from thinwire.exchange.exchange import Exchange, in_parallel
+from thinwire.exchange.lane import Job, Rounds
 from thinwire.schemes import parse
 from thinwire.steering import Steering
-from thinwire.warmup import warm_up
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
 
@@ -111,7 +111,7 @@ class Wire:
             exchange.close()
             raise
         self.plain = all(self._merely_summed(name, p) for name, p in model.module.named_parameters() if p.requires_grad)
-        self._shortcut = exchange.shortcut(scheme) if self.plain else None
+        self._direct = exchange.direct(scheme) if self.plain else None
 
     # -- what a user calls ---------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Wire:
             "bytes_given": 0.0,  # handed to collectives
             "bytes_dense": 0.0,  # what plain DDP would have handed to its all-reduce
             "messages": 0.0,
-            "encode_seconds": 0.0,  # computing, on the lane or the shortcut
+            "encode_seconds": 0.0,  # computing, on the lane or the direct way
             "wire_seconds": 0.0,  # waiting for answers there
             "exposed_seconds": 0.0,  # training not getting on meanwhile
         }
@@ -200,8 +200,8 @@ class Wire:
             else:
                 future.set_result(buffer)
 
-        if self._shortcut is not None:
-            self._shortcut.mean(buffer, last=last, done=done)
+        if self._direct is not None:
+            self._direct.mean(buffer, last=last, done=done)
         else:
             self.exchange.ledger.add(bytes_dense=nbytes_of(buffer))
             lane, begin = self.exchange.lane, partial(self._converse, buffer, self._plan(grads), self.step)
@@ -238,7 +238,7 @@ class Wire:
             self._plans[identity] = _Plan.of(Layout.of(shapes), self._exempt)
         return self._plans[identity]
 
-    def _converse(self, buffer: Tensor, plan: _Plan, step: int, scratch: Scratch) -> Talk:
+    def _converse(self, buffer: Tensor, plan: _Plan, step: int, scratch: Scratch) -> Rounds:
         """One bucket, on the lane: exempt tensors by an exact sum, the others by the scheme, both at once."""
         workers = self.exchange.workers
         exact, talks = None, []
@@ -255,11 +255,11 @@ class Wire:
             else:
                 conversation = self.steering.converse(self.scheme, bucket, self.memory)
             answered = self.exchange.answer_all(conversation, scratch)
-            mean = yield from (together(answered, *talks) if talks else answered)
+            mean = yield from (in_parallel(answered, *talks) if talks else answered)
             if mean.data_ptr() != buffer.data_ptr() or mean.dtype != buffer.dtype:
                 plan.compressed.scatter(mean, buffer)
         elif talks:
-            yield from together(*talks)
+            yield from in_parallel(*talks)
         if exact is not None:
             plan.exempt.scatter(exact, buffer)
         return buffer

@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 
-from thinwire.exchange.asynchronous import MakeOptimizer, Shared
+from thinwire.core.scheme import Scheme
 from thinwire.exchange.codecs import CASTS, codec_of
-from thinwire.exchange.links import Link
-from thinwire.exchange.saying import said_by_all
-from thinwire.exchange.server import ParameterServer
-from thinwire.exchange.serving import Server
-from thinwire.exchange.trading import Trader
-from thinwire.scheme import Scheme
+from thinwire.exchange.objects import all_gather_objects
+from thinwire.exchange.server.channel import Channel
+from thinwire.exchange.server.client import ParameterServer
+from thinwire.exchange.server.loop import Server
+from thinwire.exchange.server.pushpull import PushPull
+from thinwire.exchange.server.weights import MakeOptimizer, SharedWeights
 
 
 def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: float = 300.0) -> Role:
@@ -41,20 +41,20 @@ def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: f
         raise ValueError(f"lost must be 'drop' or 'stop', got {lost!r}")
     everyone = dist.group.WORLD
     assert everyone is not None
-    session = said_by_all(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
+    session = all_gather_objects(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
     workers = dist.new_group(ranks[servers:])
     rank, store = dist.get_rank(), _get_default_store()
     if rank < servers:
-        links = {
-            worker: Link(store, f"{session}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
+        channels = {
+            worker: Channel(store, f"{session}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
             for worker in range(len(ranks) - servers)
         }
-        return Role(None, None, links, lost, timeout)
+        return Role(None, None, channels, lost, timeout)
     worker = rank - servers
     # A worker waits for its servers while they wait, up to the timeout, for another worker.
     patience = 2 * timeout + 30
     own = [
-        Link(store, f"{session}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
+        Channel(store, f"{session}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
         for server in range(servers)
     ]
     assert workers is None or isinstance(workers, dist.ProcessGroup)
@@ -67,7 +67,7 @@ class Role:
 
     workers: dist.ProcessGroup | None
     exchange: ParameterServer | None
-    links: dict[int, Link]
+    channels: dict[int, Channel]
     lost: str
     timeout: float
 
@@ -83,8 +83,8 @@ class Role:
         """
         if not self.serves:
             raise ValueError("this rank trains: role.serves is False")
-        shared = Shared(optimizer, staleness) if optimizer is not None else None
-        return Server(self.links, shared=shared, stops=self.lost == "stop", timeout=self.timeout).run()
+        shared = SharedWeights(optimizer, staleness) if optimizer is not None else None
+        return Server(self.channels, shared=shared, stops=self.lost == "stop", timeout=self.timeout).run()
 
 
 class ServerOptimizer:
@@ -113,43 +113,43 @@ class ServerOptimizer:
             raise ValueError("this rank serves; only workers have a ServerOptimizer")
         if down not in CASTS:
             raise ValueError(f"weights come back as one of {', '.join(CASTS)}, got {down!r}")
-        self._trader = Trader(role.exchange, list(_trained(model)), codec_of(scheme), CASTS[down].dtype, seed)
+        self._pushpull = PushPull(role.exchange, list(_trained(model)), codec_of(scheme), CASTS[down].dtype, seed)
         self.exchange = role.exchange
-        self._trader.pull(first=True)
+        self._pushpull.pull(first=True)
 
     @property
     def step_number(self) -> int:
-        return self._trader.step
+        return self._pushpull.step
 
     def zero_grad(self) -> None:
-        for _, parameter in self._trader.parameters:
+        for _, parameter in self._pushpull.parameters:
             parameter.grad = None
 
     def step(self) -> None:
         """Push this worker's gradient and pull the weights, waiting for others only where staleness asks for it."""
-        self._trader.trade()
+        self._pushpull.trade()
 
     def pull(self) -> None:
         """The servers' weights as they are now, such as after loading a checkpoint."""
-        self._trader.pull()
+        self._pushpull.pull()
 
     def stats(self) -> dict[str, float]:
         """Totals: bytes, messages, seconds, steps."""
         return self.exchange.ledger.totals() | {
-            "steps": float(self._trader.step), "workers": float(self.exchange.workers),
+            "steps": float(self._pushpull.step), "workers": float(self.exchange.workers),
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's error memory and, on the first worker, the servers' weights and optimizer."""
         return {
-            "step": self._trader.step,
-            "memory": self._trader.memory.state_dict(),
+            "step": self._pushpull.step,
+            "memory": self._pushpull.memory.state_dict(),
             "exchange": self.exchange.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._trader.memory.load_state_dict(state["memory"])
-        self._trader.step = int(state["step"])
+        self._pushpull.memory.load_state_dict(state["memory"])
+        self._pushpull.step = int(state["step"])
         self.exchange.load_state_dict(state["exchange"])
         self.pull()
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from thinwire import control
-from thinwire.bucket import Bucket, Scratch
 from thinwire.control import Controller, Observation
 from thinwire.control.controller import WINDOW
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.memory import Memory
+from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.exchange import Exchange
-from thinwire.exchange.lane import Job, Talk
-from thinwire.memory import Memory
-from thinwire.scheme import Conversation, Scheme
+from thinwire.exchange.lane import Job, Rounds
 
 
 class Steering:
@@ -88,7 +88,7 @@ class Steering:
         lane = exchange.lane
         assert lane is not None
 
-        def talk(scratch: Scratch) -> Talk:
+        def talk(scratch: Scratch) -> Rounds:
             losses = [float(loss) for loss in observed]
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
             seen = Observation(

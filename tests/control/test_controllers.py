@@ -13,7 +13,7 @@ MENU = (2, 4, 8, 16)
 SPECS = {
     "fixed": "fixed(level=4)",
     "schedule": "schedule(levels_at=((0, 2), (20, 8)))",
-    "random": "random",
+    "uniform": "uniform",
     "normrule": "normrule(budget=4)",
     "mqgrad": "mqgrad(seed=3)",
 }
@@ -125,7 +125,7 @@ def play(controller, turn, until=0.05, limit=400):
 @pytest.mark.parametrize("seed", range(5))
 def test_mqgrad_beats_every_fixed_level_and_chance_where_needs_change(seed):
     seconds, levels = play(started(f"mqgrad(seed={seed})"), turn=0.5)
-    for rival in (*(f"fixed(level={level})" for level in MENU), f"random(seed={seed})"):
+    for rival in (*(f"fixed(level={level})" for level in MENU), f"uniform(seed={seed})"):
         assert seconds < play(started(rival), turn=0.5)[0], rival
     assert sum(levels[:8]) < 24  # few bits early
     assert levels[-1] > 2  # more later

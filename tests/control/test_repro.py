@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from thinwire.bucket import Bucket
-from thinwire.lab import mqgrad_task as task
-from thinwire.lab import repro_mqgrad as repro
-from thinwire.lab import served_mqgrad
-from thinwire.lab.mqgrad_task import Outcome
-from thinwire.lab.network import parse
-from thinwire.lab.served_mqgrad import Order
+from thinwire.core.bucket import Bucket
+from thinwire.lab.network.network import parse
+from thinwire.lab.repro import _mqgrad_task as task
+from thinwire.lab.repro import _served_mqgrad
+from thinwire.lab.repro import mqgrad as repro
+from thinwire.lab.repro._mqgrad_task import Outcome
+from thinwire.lab.repro._served_mqgrad import Order
 
 
 def test_the_ladder_loses_less_on_every_rung():
@@ -32,7 +32,7 @@ def test_the_ladder_loses_less_on_every_rung():
 def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     spec = repro.policies(40)[name].format(seed=0)
     order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
-    run = served_mqgrad.train(order, [None] * served_mqgrad.RANKS)
+    run = _served_mqgrad.train(order, [None] * _served_mqgrad.RANKS)
     assert len(run.levels) == 40 and set(run.levels) <= set(task.MENU)
     assert len(run.curve) == 40 // task.JUDGED_EVERY
     assert [seconds for seconds, _ in run.curve] == sorted(seconds for seconds, _ in run.curve)

@@ -80,7 +80,7 @@ def _any_knob(specs):
     found = {}
     for spec in specs:
         model = DDP(mlp())
-        with tw.attach(model, spec, controller="random(interval=1, seed=2)") as wire:
+        with tw.attach(model, spec, controller="uniform(interval=1, seed=2)") as wire:
             levels, _ = train(model, wire, dist.get_rank(), 6)
         found[spec] = levels, digest(model)
     return found

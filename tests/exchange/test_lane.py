@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
+from thinwire.core.ledger import Ledger
 from thinwire.exchange.lane import Threaded
-from thinwire.ledger import Ledger
 
 
 class Buffer:

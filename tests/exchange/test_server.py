@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from models import batch, digest, mlp
 from specs import every_spec
-from thinwire.scheme import Codec
+from thinwire.core.scheme import Codec
 from world import run_world
 
 STEPS = 3

@@ -10,11 +10,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from models import batch, digest, mlp
-from thinwire.bucket import Layout
-from thinwire.exchange.asynchronous import Gradient, Shared
+from thinwire.core.bucket import Layout
 from thinwire.exchange.codecs import CASTS
-from thinwire.exchange.frames import Kind, Push
-from thinwire.exchange.seats import Arrival
+from thinwire.exchange.server.frames import Kind, Push
+from thinwire.exchange.server.peers import Incoming
+from thinwire.exchange.server.weights import Gradient, SharedWeights
 from world import run_world
 
 
@@ -74,11 +74,11 @@ def test_stale_and_compressed_training_still_learns(spec, down):
 
 
 class Game:
-    """Shared, driven by hand: who may go on after which pushes."""
+    """SharedWeights, driven by hand: who may go on after which pushes."""
 
     def __init__(self, workers, staleness):
-        self.form = Gradient(((CASTS["fp32"], Layout.of([("w", (4,))])),), "float32")
-        self.shared = Shared(lambda weights: torch.optim.SGD(weights, lr=1.0), staleness)
+        self.operation = Gradient(((CASTS["fp32"], Layout.of([("w", (4,))])),), "float32")
+        self.shared = SharedWeights(lambda weights: torch.optim.SGD(weights, lr=1.0), staleness)
         self.present = list(range(workers))
         for worker in self.present:
             self._push(worker, Kind.WEIGHTS, torch.zeros(4) if worker == 0 else None)
@@ -87,7 +87,7 @@ class Game:
     def _push(self, worker, kind, values):
         payload = None if values is None else values.view(torch.uint8)
         push = Push(kind, nbytes=0 if payload is None else 16, answer_bytes=16)
-        self.shared.take(worker, Arrival(worker, push, payload), self.form)
+        self.shared.take(worker, Incoming(worker, push, payload), self.operation)
         self.last = sorted(arrival.worker for arrival in self.shared.released(self.present))
 
     def push(self, worker, value=1.0):
@@ -100,7 +100,7 @@ class Game:
     @property
     def weight(self):
         out = torch.empty(16, dtype=torch.uint8)
-        self.shared.write_weights(self.form, out)
+        self.shared.write_weights(self.operation, out)
         return out.view(torch.float32)[0].item()
 
 
@@ -151,8 +151,8 @@ class Clock:
     def __init__(self, staleness):
         self.net = mlp(seed=3)
         weights = nn.utils.parameters_to_vector(self.net.parameters()).detach()
-        self.form = Gradient(((CASTS["fp32"], Layout.of([("w", tuple(weights.shape))])),), "float32")
-        self.shared = Shared(momentum, staleness)
+        self.operation = Gradient(((CASTS["fp32"], Layout.of([("w", tuple(weights.shape))])),), "float32")
+        self.shared = SharedWeights(momentum, staleness)
         for worker in range(len(SPEEDS)):
             self._push(worker, Kind.WEIGHTS, weights if worker == 0 else None)
         self.held = dict.fromkeys(range(len(SPEEDS)), weights)  # by each worker, since it last pulled
@@ -160,8 +160,8 @@ class Clock:
 
     def _push(self, worker, kind, values):
         payload = None if values is None else values.contiguous().view(torch.uint8)
-        push = Push(kind, nbytes=0 if payload is None else payload.numel(), answer_bytes=self.form.down_bytes(0))
-        self.shared.take(worker, Arrival(worker, push, payload), self.form)
+        push = Push(kind, nbytes=0 if payload is None else payload.numel(), answer_bytes=self.operation.down_bytes(0))
+        self.shared.take(worker, Incoming(worker, push, payload), self.operation)
         return [arrival.worker for arrival in self.shared.released(list(range(len(SPEEDS))))]
 
     def loss(self, weights, worker, step):
@@ -175,12 +175,12 @@ class Clock:
             now, worker = heapq.heappop(busy)
             loss = self.loss(self.held[worker], worker, self.gradients)
             gradient = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(self.net.parameters())))
-            padded = torch.zeros(self.form.up_bytes(0) // 4)
+            padded = torch.zeros(self.operation.up_bytes(0) // 4)
             padded[: gradient.numel()] = gradient
             self.gradients += 1
             for free in self._push(worker, Kind.GRADIENT, padded):
-                out = torch.empty(self.form.down_bytes(0), dtype=torch.uint8)
-                self.shared.write_weights(self.form, out)
+                out = torch.empty(self.operation.down_bytes(0), dtype=torch.uint8)
+                self.shared.write_weights(self.operation, out)
                 self.held[free] = out.view(torch.float32)[: gradient.numel()]
                 heapq.heappush(busy, (now + SPEEDS[free], free))
         with torch.no_grad():

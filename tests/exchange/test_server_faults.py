@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from models import batch, digest, mlp
 from plain import die, run_plain
-from thinwire.exchange import forms, server
+from thinwire.exchange.server import client, operations
 
 QSGD = "qsgd(bits=4, block=64)"
 
@@ -38,7 +38,7 @@ def _train(servers, spec, steps, events, timeout=20.0, lost="drop"):
     role = tw.join(servers=servers, timeout=timeout, lost=lost)
     if role.serves:
         if ("server", dist.get_rank()) in events:
-            forms.Numbers.answer = lambda *_: die()
+            operations.PlainSum.answer = lambda *_: die()
         return role.serve()
     model = DDP(mlp(), process_group=role.workers, **no_broadcasts())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -97,21 +97,21 @@ def _corrupt(servers, how):
     role = tw.join(servers=servers, timeout=20)
     if role.serves:
         return role.serve()["workers"]
-    send = server.Sent
+    send = client.Sent
 
-    def corrupted(link, tensor):
+    def corrupted(channel, tensor):
         payload = tensor.numel() > 256
         if (how == "payload") == payload:
             tensor = tensor.clone()
             tensor[17 if payload else 0] ^= 4
-        return send(link, tensor)
+        return send(channel, tensor)
 
     model = DDP(mlp(), process_group=role.workers, **no_broadcasts())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tw.attach(model, QSGD, exchange=role.exchange) as wire:
         for number in range(6):
             if number == 3 and role.exchange.worker == 1:
-                server.Sent = corrupted
+                client.Sent = corrupted
             step(model, optimizer, role.exchange.worker, number)
         return wire.stats()["workers"]
 

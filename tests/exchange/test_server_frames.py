@@ -1,4 +1,4 @@
-"""Frames, forms and owners by themselves: whatever arrives is checked, and ValueError is all that bad bytes can do."""
+"""Frames, operations and owners by themselves: whatever arrives is checked, and bad bytes raise ValueError alone."""
 
 import contextlib
 
@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.bucket import Layout
-from thinwire.exchange import codecs, forms, frames, sharding
-from thinwire.exchange.frames import Kind, Push, Reply, Verdict
+from thinwire.core.bucket import Layout
+from thinwire.exchange import codecs
+from thinwire.exchange.server import frames, operations, sharding
+from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
 from thinwire.schemes.qsgd import QSGD
 
 
@@ -42,33 +43,35 @@ def test_a_flipped_bit_changes_the_checksum():
     assert frames.checksum(torch.arange(200, dtype=torch.uint8)[1:102]) >= 0  # unaligned memory is fine
 
 
-FORMS = [
-    forms.Numbers("sum", "float16", 33),
-    forms.Packed(5, True, 100),
-    forms.Decoded(QSGD(bits=3), Layout.of([("a", (40, 2)), ("b", (7,))]), "float32", 1, codecs.Floats("float16"), 0.0),
-    forms.Consulted("mqgrad()", (2, 4), 14),
+OPERATIONS = [
+    operations.PlainSum("sum", "float16", 33),
+    operations.PackedSum(5, True, 100),
+    operations.DecodedMean(
+        QSGD(bits=3), Layout.of([("a", (40, 2)), ("b", (7,))]), "float32", 1, codecs.Floats("float16"), 0.0
+    ),
+    operations.Consulted("mqgrad()", (2, 4), 14),
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: type(form).__name__)
-def test_forms_round_trip_as_text(form):
-    again = forms.parse(form.text)
-    assert (again.number, again.text) == (form.number, form.text)
-    assert (again.up_bytes(3), again.down_bytes(3)) == (form.up_bytes(3), form.down_bytes(3))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: type(operation).__name__)
+def test_forms_round_trip_as_text(operation):
+    again = operations.parse(operation.text)
+    assert (again.number, again.text) == (operation.number, operation.text)
+    assert (again.up_bytes(3), again.down_bytes(3)) == (operation.up_bytes(3), operation.down_bytes(3))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "4", "{}", "{'kind': 'Nothing'}", "{'kind': 'Numbers', 'numel': 3}", "__import__('os')", "[" * 500,
-        FORMS[2].text.replace("thinwire.schemes.qsgd:QSGD", "os:system"),
-        FORMS[2].text.replace("thinwire.schemes.qsgd:QSGD", "thinwire.bucket:Bucket"),
-        FORMS[2].text.replace("0, 80", "5, 80"),
+        "", "4", "{}", "{'kind': 'Nothing'}", "{'kind': 'PlainSum', 'numel': 3}", "__import__('os')", "[" * 500,
+        OPERATIONS[2].text.replace("thinwire.schemes.qsgd:QSGD", "os:system"),
+        OPERATIONS[2].text.replace("thinwire.schemes.qsgd:QSGD", "thinwire.core.bucket:Bucket"),
+        OPERATIONS[2].text.replace("0, 80", "5, 80"),
     ],
 )  # fmt: skip
 def test_what_is_not_a_form_raises(text):
     with pytest.raises(ValueError):
-        forms.parse(text)
+        operations.parse(text)
 
 
 def test_tensors_go_whole_to_owners_by_size_and_stay_there():

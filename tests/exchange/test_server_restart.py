@@ -44,7 +44,7 @@ def test_a_run_that_torchrun_restarted_ends_as_the_uninterrupted_one_to_the_bit(
     assert f"from step {SAVED_EVERY}" in told  # it did die, and came back from the checkpoint
     for theirs, ours in zip(map(parts, expected), map(parts, restarted), strict=True):
         assert theirs.keys() == ours.keys()
-        # The ledgers may differ: the restarted run has described its forms twice.
+        # The ledgers may differ: the restarted run has described its operations twice.
         assert [key for key in theirs if not key.startswith("/wire/ledger") and not same(theirs[key], ours[key])] == []
     compared = " ".join(parts(expected[0]))
     for part in ("model", "momentum_buffer", "worker0000/0.weight/residual", "server0000/memory", "controller/norms"):

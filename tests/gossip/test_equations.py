@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from thinwire import schemes
-from thinwire.gossip import VirtualGossip, graphs
-from thinwire.scheme import Codec
+from thinwire.core.scheme import Codec
+from thinwire.gossip import GossipSimulation, graphs
 
 GRAPH = graphs.grid(2, 3)  # weights differ from edge to edge, and nodes have two or three neighbours
 CODECS = [name for name, scheme in schemes.registry().items() if issubclass(scheme, Codec)]
@@ -33,7 +33,7 @@ def test_choco(codec):
     """q = C(x - h); h += q; z += W q; x += step (z - h)."""
     compress, step = COMPRESSORS[codec], 0.4
     xs = replicas((8, 5))
-    gossip = VirtualGossip(xs, GRAPH, f'choco(codec="{codec}", step={step})')
+    gossip = GossipSimulation(xs, GRAPH, f'choco(codec="{codec}", step={step})')
     w, x = torch.tensor(GRAPH.weights), torch.stack([r["x"] for r in replicas((8, 5))])
     estimates, sums = torch.zeros_like(x), torch.zeros_like(x)
     for _ in range(8):
@@ -50,7 +50,7 @@ def test_deepsqueeze(codec):
     """v = x + e; e = v - C(v); x += step (sum over j != i of w_ij C(v_j) - (1 - w_ii) C(v_i))."""
     compress, step = COMPRESSORS[codec], 0.1
     xs = replicas((8, 5))
-    gossip = VirtualGossip(xs, GRAPH, f'deepsqueeze(codec="{codec}", step={step})')
+    gossip = GossipSimulation(xs, GRAPH, f'deepsqueeze(codec="{codec}", step={step})')
     w, x = torch.tensor(GRAPH.weights), torch.stack([r["x"] for r in replicas((8, 5))])
     errors = torch.zeros_like(x)
     for _ in range(8):
@@ -65,7 +65,7 @@ def test_deepsqueeze(codec):
 def test_dpsgd():
     """x = W x."""
     xs = replicas((8, 5))
-    VirtualGossip(xs, GRAPH, "dpsgd").mix()
+    GossipSimulation(xs, GRAPH, "dpsgd").mix()
     expected = torch.einsum("ij,jab->iab", torch.tensor(GRAPH.weights), torch.stack([r["x"] for r in replicas((8, 5))]))
     assert torch.allclose(torch.stack([r["x"] for r in xs]), expected, atol=1e-14)
 
@@ -79,7 +79,7 @@ def test_powergossip(factor_rank):
     step, iterations, mixes = 1.3, 2, 3
     xs = replicas((6, 2, 3, 2))
     spec = f"powergossip(factor_rank={factor_rank}, iterations={iterations}, step={step})"
-    gossip = VirtualGossip(xs, GRAPH, spec)
+    gossip = GossipSimulation(xs, GRAPH, spec)
     right = {(lo, hi): gossip.nodes[lo].edge(hi)["x", "right"].clone() for lo, hi in GRAPH.edges}
     left = {}
     x = torch.stack([r["x"].flatten(1) for r in replicas((6, 2, 3, 2))])
@@ -104,7 +104,7 @@ def test_powergossip(factor_rank):
 
 def test_powergossip_averages_vectors_exactly_whatever_its_step_and_iterations():
     xs = replicas((7,))
-    VirtualGossip(xs, GRAPH, "powergossip(step=1.3, iterations=3)").mix()
+    GossipSimulation(xs, GRAPH, "powergossip(step=1.3, iterations=3)").mix()
     expected = torch.tensor(GRAPH.weights) @ torch.stack([r["x"] for r in replicas((7,))])
     assert torch.allclose(torch.stack([r["x"] for r in xs]), expected, atol=1e-14)
 
@@ -114,7 +114,7 @@ def test_powergossip_averages_vectors_exactly_whatever_its_step_and_iterations()
 def test_every_codec_of_thinwire_serves(mixer, codec):
     """Its message is as long as it says, the mean stays, and both ends of an edge know the same."""
     xs = replicas((40, 30))
-    gossip = VirtualGossip(xs, GRAPH, f"{mixer}(codec='{codec}', step=0.05)")
+    gossip = GossipSimulation(xs, GRAPH, f"{mixer}(codec='{codec}', step=0.05)")
     mean, distance = gossip.mean()["x"], gossip.consensus()
     for _ in range(30):
         gossip.mix()

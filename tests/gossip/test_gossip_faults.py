@@ -14,7 +14,7 @@ import survivor
 import torch
 
 import world
-from thinwire.gossip import VirtualGossip
+from thinwire.gossip import GossipSimulation
 
 SURVIVOR = Path(survivor.__file__)
 DEATH, STEPS = 10, 60
@@ -106,7 +106,7 @@ def test_survivors_give_the_lost_edges_weight_to_themselves():
     learners = [survivor.learner() for _ in range(5)]
     generators = [torch.Generator().manual_seed(rank) for rank in range(5)]
     models = [model for model, _ in learners]
-    gossip = VirtualGossip(models, lambda step: whole if step < DEATH else whole.without([3]), "dpsgd", equal=True)
+    gossip = GossipSimulation(models, lambda step: whole if step < DEATH else whole.without([3]), "dpsgd", equal=True)
     for _ in range(STEPS):
         for (model, optimizer), generator in zip(learners, generators, strict=True):
             optimizer.zero_grad()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thinwire.gossip import PowerGossip, VirtualGossip, graphs, mixers
+from thinwire.gossip import GossipSimulation, PowerGossip, graphs, mixers
 
 MIXERS = {
     "dpsgd": ["dpsgd"],
@@ -44,7 +44,7 @@ def test_every_mixer_is_tested_here():
 @pytest.mark.parametrize("spec", ALL)
 def test_mean_stays_and_disagreement_falls(spec):
     xs = replicas(6)
-    gossip = VirtualGossip(xs, graphs.ring(6), spec)
+    gossip = GossipSimulation(xs, graphs.ring(6), spec)
     mean, distance = gossip.mean(), gossip.consensus()
     for _ in range(80):
         gossip.mix()
@@ -57,7 +57,7 @@ def test_mean_stays_and_disagreement_falls(spec):
 def test_equal_replicas_stay_equal_to_the_bit(spec):
     x = replicas(1)[0]
     xs = [bits(x) for _ in range(4)]
-    gossip = VirtualGossip(xs, graphs.complete(4), spec, equal="choco" in spec)
+    gossip = GossipSimulation(xs, graphs.complete(4), spec, equal="choco" in spec)
     for _ in range(5):
         gossip.mix()
     assert all(same(x, other) for other in xs)
@@ -66,7 +66,7 @@ def test_equal_replicas_stay_equal_to_the_bit(spec):
 @pytest.mark.parametrize("spec", ALL)
 def test_what_the_ends_of_an_edge_share_is_bit_identical(spec):
     xs = replicas(5, dtype=torch.float32)
-    gossip = VirtualGossip(xs, graphs.ring(5), spec)
+    gossip = GossipSimulation(xs, graphs.ring(5), spec)
     for _ in range(7):
         gossip.mix()
         for lo, hi in gossip.graph.at(0).edges:
@@ -92,7 +92,7 @@ def test_same_seed_same_bits(spec):
     runs = []
     for _ in range(2):
         xs = replicas(4, dtype=torch.float32)
-        gossip = VirtualGossip(xs, graphs.ring(4), spec, seed=3)
+        gossip = GossipSimulation(xs, graphs.ring(4), spec, seed=3)
         for _ in range(4):
             gossip.mix()
         runs.append(xs)
@@ -103,7 +103,7 @@ def test_same_seed_same_bits(spec):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_replica_that_is_not_finite_infects_nobody_and_leaves_no_trace(spec, bad):
     xs = replicas(5)
-    gossip = VirtualGossip(xs, graphs.ring(5), spec)
+    gossip = GossipSimulation(xs, graphs.ring(5), spec)
     gossip.mix()
     healthy = bits(xs[2])
     xs[2]["head"][1, 3] = bad
@@ -133,7 +133,7 @@ def test_a_replica_that_is_not_finite_infects_nobody_and_leaves_no_trace(spec, b
 )
 def test_odd_shapes_reach_the_mean(spec, shapes):
     xs = replicas(3, shapes=shapes)
-    gossip = VirtualGossip(xs, graphs.complete(3), spec)
+    gossip = GossipSimulation(xs, graphs.complete(3), spec)
     mean, distance = gossip.mean(), gossip.consensus()
     for _ in range(40):
         gossip.mix()
@@ -144,7 +144,7 @@ def test_odd_shapes_reach_the_mean(spec, shapes):
 @pytest.mark.parametrize("spec", ["dpsgd", "powergossip", "powergossip(factor_rank=50)"])
 def test_one_dimensional_models_are_averaged_exactly(spec):
     xs = replicas(3, shapes={"a": (7,), "b": (1,)})
-    gossip = VirtualGossip(xs, graphs.complete(3), spec)
+    gossip = GossipSimulation(xs, graphs.complete(3), spec)
     mean = gossip.mean()
     gossip.mix()
     assert all(torch.allclose(x[name], mean[name], atol=1e-14) for x in xs for name in mean)
@@ -153,12 +153,12 @@ def test_one_dimensional_models_are_averaged_exactly(spec):
 def test_full_rank_powergossip_is_exact_gossip_every_time():
     xs, ys = replicas(4, shapes={"m": (5, 8)}), replicas(4, shapes={"m": (5, 8)})
     power, exact = (
-        VirtualGossip(xs, graphs.ring(4), "powergossip(factor_rank=99)"),
-        VirtualGossip(ys, graphs.ring(4), "dpsgd"),
+        GossipSimulation(xs, graphs.ring(4), "powergossip(factor_rank=99)"),
+        GossipSimulation(ys, graphs.ring(4), "dpsgd"),
     )
     power.mix()  # one product with a random 5-dimensional basis of 8 dimensions: not yet everything
     ys[:] = [y | bits(x) for x, y in zip(xs, ys, strict=True)]
-    exact = VirtualGossip(ys, graphs.ring(4), "dpsgd")
+    exact = GossipSimulation(ys, graphs.ring(4), "dpsgd")
     power.mix()  # the left basis has all 5 dimensions: the whole difference
     exact.mix()
     assert all(torch.allclose(x["m"], y["m"], atol=1e-13) for x, y in zip(xs, ys, strict=True))
@@ -168,7 +168,7 @@ def test_powergossip_leaves_agreement_when_replicas_part_again():
     """Replicas agree (P and Q vanish), then part outside the first row and column."""
     x = torch.randn(6, 5, dtype=torch.float64)
     xs = [{"m": x.clone()} for _ in range(2)]
-    gossip = VirtualGossip(xs, graphs.ring(2), "powergossip")
+    gossip = GossipSimulation(xs, graphs.ring(2), "powergossip")
     for _ in range(4):
         gossip.mix()
     xs[0]["m"][3, 2] += 1
@@ -180,7 +180,7 @@ def test_powergossip_leaves_agreement_when_replicas_part_again():
 def test_powergossip_with_tiny_differences():
     x = torch.randn(6, 5)
     xs = [{"m": x * 0}, {"m": x * 1e-30}]
-    gossip = VirtualGossip(xs, graphs.ring(2), "powergossip(factor_rank=5)")
+    gossip = GossipSimulation(xs, graphs.ring(2), "powergossip(factor_rank=5)")
     for _ in range(4):
         gossip.mix()
     assert torch.allclose(xs[0]["m"] * 1e30, x / 2, atol=1e-4)
@@ -189,7 +189,7 @@ def test_powergossip_with_tiny_differences():
 
 def test_powergossip_bytes_alternate_rows_and_columns():
     xs = replicas(3, shapes={"m": (7, 4), "b": (5,)}, dtype=torch.float32)
-    gossip = VirtualGossip(xs, graphs.ring(3), "powergossip(factor_rank=2)")
+    gossip = GossipSimulation(xs, graphs.ring(3), "powergossip(factor_rank=2)")
     sent = []
     for _ in range(3):
         before = gossip.bytes_sent
@@ -209,7 +209,7 @@ def test_a_graph_that_changes_every_step(spec):
         return weights
 
     xs = replicas(4)
-    gossip = VirtualGossip(xs, matching, spec)
+    gossip = GossipSimulation(xs, matching, spec)
     distance, mean = gossip.consensus(), gossip.mean()
     for _ in range(80):
         gossip.mix()
@@ -219,12 +219,12 @@ def test_a_graph_that_changes_every_step(spec):
 
 def test_choco_refuses_a_graph_that_changes():
     with pytest.raises(ValueError, match="choco needs the same neighbours"):
-        VirtualGossip(replicas(4), lambda step: graphs.ring(4), "choco")
+        GossipSimulation(replicas(4), lambda step: graphs.ring(4), "choco")
 
 
 def test_choco_starts_at_the_common_weights_when_told_so():
     x = replicas(1, common=100.0)[0]
-    gossip = VirtualGossip([bits(x) for _ in range(4)], graphs.ring(4), "choco", equal=True)
+    gossip = GossipSimulation([bits(x) for _ in range(4)], graphs.ring(4), "choco", equal=True)
     gossip.mix()
     assert gossip.bytes_sent == 0, "equal replicas have nothing to tell"
     gossip.mix()
@@ -234,7 +234,7 @@ def test_choco_starts_at_the_common_weights_when_told_so():
 
 def test_deepsqueeze_residual_is_what_the_messages_lost():
     xs = replicas(2, dtype=torch.float32)
-    gossip = VirtualGossip(xs, graphs.ring(2), "deepsqueeze(codec='qsgd(bits=2)', step=0.1)")
+    gossip = GossipSimulation(xs, graphs.ring(2), "deepsqueeze(codec='qsgd(bits=2)', step=0.1)")
     for _ in range(3):
         gossip.mix()
     residual = gossip.nodes[0].own.flat("residual", gossip.nodes[0].layout)
@@ -244,12 +244,12 @@ def test_deepsqueeze_residual_is_what_the_messages_lost():
 @pytest.mark.parametrize("spec", ALL)
 def test_state_round_trip_continues_with_the_same_bits(spec, tmp_path):
     xs = replicas(4, dtype=torch.float32)
-    gossip = VirtualGossip(xs, graphs.ring(4), spec, seed=5)
+    gossip = GossipSimulation(xs, graphs.ring(4), spec, seed=5)
     for _ in range(3):
         gossip.mix()
     torch.save([node.state_dict() for node in gossip.nodes], tmp_path / "state.pt")
     ys = [bits(x) for x in xs]
-    again = VirtualGossip(ys, graphs.ring(4), spec)
+    again = GossipSimulation(ys, graphs.ring(4), spec)
     for node, state in zip(again.nodes, torch.load(tmp_path / "state.pt", weights_only=True), strict=True):
         node.load_state_dict(state)
     for _ in range(3):
@@ -259,8 +259,8 @@ def test_state_round_trip_continues_with_the_same_bits(spec, tmp_path):
 
 
 def test_state_of_another_mixer_is_refused():
-    a = VirtualGossip(replicas(2), graphs.ring(2), "powergossip").nodes[0]
-    b = VirtualGossip(replicas(2), graphs.ring(2), "powergossip(factor_rank=2)").nodes[0]
+    a = GossipSimulation(replicas(2), graphs.ring(2), "powergossip").nodes[0]
+    b = GossipSimulation(replicas(2), graphs.ring(2), "powergossip(factor_rank=2)").nodes[0]
     with pytest.raises(ValueError, match="factor_rank=2"):
         b.load_state_dict(a.state_dict())
 
@@ -289,23 +289,23 @@ def test_wrong_specs_are_refused(spec, says):
 
 def test_wrong_replicas_are_refused():
     with pytest.raises(ValueError, match="does not fit 3 replicas"):
-        VirtualGossip(replicas(3), graphs.ring(4), "dpsgd")
+        GossipSimulation(replicas(3), graphs.ring(4), "dpsgd")
     with pytest.raises(ValueError, match="floating-point"):
-        VirtualGossip([{"x": torch.arange(3)}] * 2, graphs.ring(2), "dpsgd")
+        GossipSimulation([{"x": torch.arange(3)}] * 2, graphs.ring(2), "dpsgd")
     with pytest.raises(ValueError, match="no trainable"):
-        VirtualGossip([torch.nn.ReLU()] * 2, graphs.ring(2), "dpsgd")
+        GossipSimulation([torch.nn.ReLU()] * 2, graphs.ring(2), "dpsgd")
 
 
 def test_narrow_weights_are_mixed_in_float32():
     xs = [{"m": torch.full((2, 3), value, dtype=torch.bfloat16)} for value in (1.0, 2.0)]
-    gossip = VirtualGossip(xs, graphs.ring(2), "dpsgd")
+    gossip = GossipSimulation(xs, graphs.ring(2), "dpsgd")
     gossip.mix()
     assert gossip.bytes_sent == 2 * 6 * 4
     assert all((x["m"] == 1.5).all() and x["m"].dtype == torch.bfloat16 for x in xs)
 
 
 def test_a_wrong_size_from_a_neighbour_is_an_error():
-    gossip = VirtualGossip(replicas(2), graphs.ring(2), "powergossip")
+    gossip = GossipSimulation(replicas(2), graphs.ring(2), "powergossip")
     talk = gossip.nodes[0].mixing({1: 0.5})
     message = next(talk)[1]
     with pytest.raises(ValueError, match="a neighbour sent"):
@@ -316,7 +316,7 @@ def test_a_wrong_size_from_a_neighbour_is_an_error():
 def test_a_neighbour_missing_from_an_answer_is_left_out(spec):
     """One end of a path of three falls silent: the other two reach their own mean."""
     xs = replicas(3)
-    gossip = VirtualGossip(xs, graphs.of([[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]]), spec)
+    gossip = GossipSimulation(xs, graphs.of([[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]]), spec)
     graph = gossip.graph.at(0)
     mean = (xs[0]["head"] + xs[1]["head"]) / 2
     for node, x in zip(gossip.nodes, xs, strict=True):

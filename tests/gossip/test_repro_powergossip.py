@@ -5,15 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from thinwire.gossip import graphs
-from thinwire.lab import datasets, repro_powergossip
-from thinwire.lab.gossip_training import Outcome, Training
+from thinwire.lab.repro import powergossip
+from thinwire.lab.repro._gossip_training import Outcome, Training
+from thinwire.lab.tasks import datasets
 
 
 def test_consensus_bytes_and_graphs_are_the_papers():
     claims = []
-    repro_powergossip._consensus_table(repro_powergossip.MARKS[:2], claims, lambda text: None)
-    repro_powergossip._bytes_table(claims)
-    repro_powergossip._graph_table(claims, lambda text: None)
+    powergossip._consensus_table(powergossip.MARKS[:2], claims, lambda text: None)
+    powergossip._bytes_table(claims)
+    powergossip._graph_table(claims, lambda text: None)
     assert len(claims) == 3 * 2 + 3 + 3
     assert [claim for claim in claims if not claim["holds"]] == []
 
@@ -49,7 +50,7 @@ def made_up(mixer, seed):
 def test_every_peer_is_tuned_and_judged():
     training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.5, run=made_up)
     claims = []
-    trained, tuning = repro_powergossip._training_tables(training, 2, repro_powergossip.GRID, claims, lambda text: None)
+    trained, tuning = powergossip._training_tables(training, 2, powergossip.GRID, claims, lambda text: None)
     rows = {row[0]: row[1:] for row in trained["rows"]}
     assert list(rows) == [
         "all-reduce",
@@ -65,7 +66,7 @@ def test_every_peer_is_tuned_and_judged():
     ]
     assert rows["D-PSGD"][:2] == ["85.50", "0.71"]
     assert rows["CHOCO, top 1%, untuned (step 1.308)"][0] == "10.00 (2 of 2 diverged)"
-    assert [row[0] for row in tuning["rows"]] == list(repro_powergossip.PEERS)
+    assert [row[0] for row in tuning["rows"]] == list(powergossip.PEERS)
     assert tuning["rows"][0][1:] == ["63.84", "70.00", "80.00", "85.00", "82.00", "80.75", "80.20"]
     verdicts = {claim["claim"]: claim["holds"] for claim in claims}
     assert len(verdicts) == len(claims) == 2 * (2 * 3 + 1)
@@ -79,6 +80,6 @@ def test_every_peer_is_tuned_and_judged():
 def test_without_a_grid_nobody_is_tuned():
     training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.0, run=made_up)
     claims = []
-    (trained,) = repro_powergossip._training_tables(training, 1, (), claims, lambda text: None)
+    (trained,) = powergossip._training_tables(training, 1, (), claims, lambda text: None)
     assert len(trained["rows"]) == 2 + 2 + 3
     assert len(claims) == 2 * (1 + 3)

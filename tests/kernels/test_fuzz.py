@@ -12,7 +12,7 @@ import torch
 
 from thinwire import kernels
 from thinwire.kernels import Levels
-from thinwire.lab.bench_cases import tnq_levels
+from thinwire.lab.bench.cases import tnq_levels
 
 LEVELS = {bits: Levels(tnq_levels(bits)) for bits in range(1, 9)}
 

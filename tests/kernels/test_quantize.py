@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thinwire import kernels
+from thinwire.core.randomness import mix
 from thinwire.kernels import Levels
 from thinwire.kernels.reference import quantize as reference
-from thinwire.lab.bench_cases import tnq_levels
-from thinwire.randomness import mix
+from thinwire.lab.bench.cases import tnq_levels
 
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ranges = st.sampled_from(["absmax", "clipped", "zero", "tiny", "huge", "inf", "nan", "negative"])

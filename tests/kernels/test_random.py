@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
+from thinwire.core.randomness import key, mix
 from thinwire.kernels.reference.random import random_u32, random_unit
-from thinwire.randomness import key, mix
 
 N = 1 << 17
 KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)]

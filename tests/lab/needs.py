@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from thinwire.lab import shaped
+from thinwire.lab.network import shaped
 
 _why_not = shaped.why_not()
 shaping = pytest.mark.skipif(_why_not is not None, reason=f"shaped networks cannot be had here: {_why_not}")

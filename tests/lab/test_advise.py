@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 import thinwire as tw
 from thinwire import cli
-from thinwire.lab import links
-from thinwire.lab.advise import Advice, bits, default_schemes
-from thinwire.lab.advise_command import check_sentence, command, parameters
-from thinwire.lab.cost import FLOATS, BucketTalk, Carriage, Host, Link, Message, Step, Turn
-from thinwire.lab.playing import break_even, play, predict
-from thinwire.lab.rehearse import rehearse
-from thinwire.lab.survey import Matrices, Survey
+from thinwire.lab.cost.advise import Advice, bits, default_schemes
+from thinwire.lab.cost.advise_command import check_sentence, command, parameters
+from thinwire.lab.cost.link import fit
+from thinwire.lab.cost.model import FLOATS, BucketTalk, Carriage, Host, Link, Message, Step, Turn
+from thinwire.lab.cost.rehearsal import rehearse
+from thinwire.lab.cost.replay import break_even, play, predict
+from thinwire.lab.cost.survey import Matrices, Survey
 from thinwire.schemes import registry
 from world import run_world
 
@@ -121,11 +121,11 @@ def test_a_link_at_another_bandwidth_is_no_faster_than_processors():
 
 def test_the_fit_finds_latency_and_bandwidth():
     sizes = (1e3, 1e4, 1e5, 1e6, 1e7)
-    found = links.fit([(n, 2e-3 + n * 1e-8, 5e-4 + n * 1e-9) for n in sizes])
+    found = fit([(n, 2e-3 + n * 1e-8, 5e-4 + n * 1e-9) for n in sizes])
     assert found.latency_seconds == pytest.approx(2e-3) and found.seconds_per_byte == pytest.approx(1e-8)
     assert found.processor_seconds_per_byte == pytest.approx(1e-9, rel=0.1)
     assert found.processor_seconds == pytest.approx(5e-4, rel=0.1)
-    falling = links.fit([(1e3, 5.0, 0.0), (1e6, 1.0, 0.0)])  # nonsense from a disturbed machine stays usable
+    falling = fit([(1e3, 5.0, 0.0), (1e6, 1.0, 0.0)])  # nonsense from a disturbed machine stays usable
     assert falling.latency_seconds >= 0 and falling.seconds_per_byte > 0
 
 

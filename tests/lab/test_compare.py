@@ -16,10 +16,10 @@ from rich.console import Console
 from test_table import made_up, record_of
 
 from thinwire import cli
-from thinwire.lab import compare as module
-from thinwire.lab import shaped
-from thinwire.lab.compare import compare
-from thinwire.lab.record import Record
+from thinwire.lab.network import shaped
+from thinwire.lab.runs import compare as module
+from thinwire.lab.runs.compare import compare
+from thinwire.lab.runs.record import Record
 
 TINY = "regression(steps=6)"
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire.lab import datasets
-from thinwire.lab.datasets import Examples
+from thinwire.lab.tasks import datasets
+from thinwire.lab.tasks.datasets import Examples
 
 
 def write_idx(file, array):
@@ -26,7 +26,7 @@ def test_embedded_images_are_balanced_and_small():
     assert data.train.targets.bincount().tolist() == [600] * 10
     assert data.test.targets.bincount().tolist() == [100] * 10
     assert 50 < data.train.inputs.float().mean() < 100  # pictures, not noise and not black
-    folder = resources.files("thinwire.lab") / "data"
+    folder = resources.files("thinwire.lab.tasks") / "data"
     assert len((folder / "fashion_mnist_subset.npz").read_bytes()) < 3.5e6
     assert "MIT" in (folder / "LICENSE.fashion-mnist").read_text()
 

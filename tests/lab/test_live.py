@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 from test_table import made_up
 
-from thinwire.lab.live import LiveTable
-from thinwire.lab.record import Plan, Point
+from thinwire.lab.report.progress import LiveTable
+from thinwire.lab.runs.record import Plan, Point
 
 PLANS = [
     Plan("mlp", "fp16", 0),

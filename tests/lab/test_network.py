@@ -2,9 +2,9 @@
 
 import pytest
 
-from thinwire.lab import network, paced
-from thinwire.lab.network import Network, Rate
-from thinwire.lab.paced import Pace, PacedLedger
+from thinwire.lab.network import network, paced
+from thinwire.lab.network.network import Network, Rate
+from thinwire.lab.network.paced import Pace, PacedLedger
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class Done:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(paced, "time", clock)
-    monkeypatch.setattr("thinwire.ledger.time", clock)
+    monkeypatch.setattr("thinwire.core.ledger.time", clock)
     return clock
 
 

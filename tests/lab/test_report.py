@@ -7,7 +7,7 @@ import pytest
 from needs import chromium
 from test_table import FP16, made_up, record_of
 
-from thinwire.lab import report, table
+from thinwire.lab.report import report, table
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from thinwire.lab import datasets
-from thinwire.lab import repro_regtopk as repro
+from thinwire.lab.repro import regtopk as repro
+from thinwire.lab.tasks import datasets
 
 
 def test_the_toys_claims_hold():

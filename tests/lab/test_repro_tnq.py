@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from thinwire.lab import repro_tnq, tasks
+from thinwire.lab.repro import tnq
+from thinwire.lab.tasks import tasks
 
 
 def test_the_claims_on_laplace_data_hold():
     claims = []
-    table = repro_tnq._laplace_table(claims, lambda text: None)
+    table = tnq._laplace_table(claims, lambda text: None)
     assert len(claims) == 15 and all(set(claim) == {"claim", "measured", "expected", "holds"} for claim in claims)
     assert [claim["claim"] for claim in claims if not claim["holds"]] == []
     assert all(len(row) == len(table["columns"]) for row in table["rows"])
@@ -17,23 +18,23 @@ def test_the_claims_on_laplace_data_hold():
 def test_training_measures_the_error_of_the_mean_gradient():
     torch.manual_seed(0)
     task = tasks.load("cnn")
-    accuracy, error = repro_tnq._train(task, "fp32", False, 2, 0)
+    accuracy, error = tnq._train(task, "fp32", False, 2, 0)
     assert 0.0 <= accuracy <= 1.0 and error < 1e-10
-    _, coarse = repro_tnq._train(task, repro_tnq._spec("QSGD", 2), False, 2, 0)
-    _, fine = repro_tnq._train(task, repro_tnq._spec("TNQ", 2), False, 2, 0)
+    _, coarse = tnq._train(task, tnq._spec("QSGD", 2), False, 2, 0)
+    _, fine = tnq._train(task, tnq._spec("TNQ", 2), False, 2, 0)
     assert 0 < fine < coarse
 
 
 def test_best_is_judged_by_the_seeds_agreement():
     others = {"QSGD": [0.5, 0.5], "NQ": [0.6, 0.6], "TQ": [0.7, 0.7]}
-    assert repro_tnq._accuracy_claim(2, others | {"TNQ": [0.70, 0.74]})["holds"]
-    assert repro_tnq._accuracy_claim(2, others | {"TNQ": [0.66, 0.73]})["holds"]
-    assert not repro_tnq._accuracy_claim(2, others | {"TNQ": [0.65, 0.66]})["holds"]
+    assert tnq._accuracy_claim(2, others | {"TNQ": [0.70, 0.74]})["holds"]
+    assert tnq._accuracy_claim(2, others | {"TNQ": [0.66, 0.73]})["holds"]
+    assert not tnq._accuracy_claim(2, others | {"TNQ": [0.65, 0.66]})["holds"]
 
 
 @pytest.mark.full
 def test_every_claim_is_made():
-    said = repro_tnq.run(True, None, 2, lambda text: None)
+    said = tnq.run(True, None, 2, lambda text: None)
     assert {table["title"][:10] for table in said["tables"]} == {"Squared er", "A CNN on t"}
     failed = [claim for claim in said["claims"] if not claim["holds"] and "reason" not in claim]
     assert failed == []

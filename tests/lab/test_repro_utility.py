@@ -6,8 +6,9 @@ import pytest
 from test_table import made_up, record_of
 
 from thinwire.exchange.simulation import Simulation
-from thinwire.lab import network, tasks
-from thinwire.lab import repro_utility as repro
+from thinwire.lab.network import network
+from thinwire.lab.repro import utility as repro
+from thinwire.lab.tasks import tasks
 
 TINY = "mlp(width=64, steps=4, evaluate_every=2)"
 

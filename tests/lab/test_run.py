@@ -8,11 +8,12 @@ import pytest
 import torch
 from needs import shaping
 
-from thinwire.lab import network, table
-from thinwire.lab.probe import Replicas
-from thinwire.lab.record import Plan
-from thinwire.lab.run import execute
-from thinwire.lab.shaped import Shaped
+from thinwire.lab.network import network
+from thinwire.lab.network.shaped import Shaped
+from thinwire.lab.report import table
+from thinwire.lab.runs.probe import Replicas
+from thinwire.lab.runs.record import Plan
+from thinwire.lab.runs.run import execute
 
 SMALL = "mlp(width=64, evaluate_every=3, batch=16)"
 

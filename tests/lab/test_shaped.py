@@ -9,8 +9,8 @@ import sys
 import pytest
 from needs import shaping
 
-from thinwire.lab import network, shaped
-from thinwire.lab.shaped import Shaped
+from thinwire.lab.network import network, shaped
+from thinwire.lab.network.shaped import Shaped
 
 OWNER = """
 import sys

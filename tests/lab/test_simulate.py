@@ -10,9 +10,10 @@ from needs import chromium
 from typer.testing import CliRunner
 
 from thinwire import cli
-from thinwire.lab import simulate, simulate_page
-from thinwire.lab.cost import FLOATS, BucketTalk, Message, Prediction, Step, Turn
-from thinwire.lab.simulate import Point, Study
+from thinwire.lab.cost import simulate
+from thinwire.lab.cost.model import FLOATS, BucketTalk, Message, Prediction, Step, Turn
+from thinwire.lab.cost.simulate import Point, Study
+from thinwire.lab.report import simulate_page
 from world import run_world
 
 

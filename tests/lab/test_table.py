@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from thinwire.lab import table
-from thinwire.lab.record import Plan, Point, Record, Run
+from thinwire.lab.report import table
+from thinwire.lab.runs.record import Plan, Point, Record, Run
 
 
 def made_up(

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from thinwire.lab import tasks
+from thinwire.lab.tasks import tasks
 
 
 def learn(task: tasks.Task, steps: int) -> tuple[float, float]:

@@ -8,11 +8,11 @@ import torch
 
 import thinwire as tw
 from specs import every_spec, saturates, sum_rounding
-from thinwire import theory
-from thinwire.bucket import Bucket, Layout
-from thinwire.memory import Memory
-from thinwire.requests import Sum
-from thinwire.scheme import Codec
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Codec
 from thinwire.schemes import parse
 
 CODECS = [spec for spec in every_spec() if isinstance(parse(spec), Codec)]

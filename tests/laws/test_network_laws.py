@@ -15,9 +15,9 @@ import thinwire as tw
 from models import mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, train
-from thinwire.bucket import Bucket, Layout
-from thinwire.feedback import wrap
-from thinwire.memory import Memory
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.feedback import wrap
+from thinwire.core.memory import Memory
 from thinwire.schemes import parse
 from world import run_world
 

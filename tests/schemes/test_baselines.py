@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.bucket import Bucket
+from thinwire.core.bucket import Bucket
 from thinwire.schemes import parse
 
 

@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from models import batch, digest
-from thinwire.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.ledger import Ledger
+from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Threaded
-from thinwire.ledger import Ledger
-from thinwire.memory import Memory
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
 from world import run_world
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.lab.repro_regtopk import TOY_LOSSES, ImageRun, Regression, toy_losses
+from thinwire.lab.repro.regtopk import TOY_LOSSES, ImageRun, Regression, toy_losses
 
 
 def by_the_book(gradients, k, mu, denominator):
@@ -118,7 +118,7 @@ def test_regression(seed):
 
 
 def test_images_learn():
-    from thinwire.lab.datasets import embedded_images
+    from thinwire.lab.tasks.datasets import embedded_images
 
     images = embedded_images()
     before = ImageRun(steps=0).accuracy("regtopk(density=0.01)", images, 0)

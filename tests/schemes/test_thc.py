@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire import theory
-from thinwire.bucket import Bucket
-from thinwire.memory import Memory
-from thinwire.requests import Max, Sum
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket
+from thinwire.core.memory import Memory
+from thinwire.core.request import Max, Sum
 from thinwire.schemes import parse
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire import theory
-from thinwire.bucket import Bucket, Layout
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket, Layout
 from thinwire.schemes import parse
 
 

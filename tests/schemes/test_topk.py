@@ -7,7 +7,7 @@ import torch
 
 import thinwire as tw
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket, Layout
 
 
 def reduce(spec, *tensors, feedback=False):

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.bucket import Bucket, Layout
-from thinwire.lab import datasets
-from thinwire.lab.repro_regtopk import small_cnn
-from thinwire.memory import Memory
-from thinwire.requests import Sum
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.lab.repro.regtopk import small_cnn
+from thinwire.lab.tasks import datasets
 
 
 def cnn_gradients(seed, *, workers=4, steps=50):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from thinwire import spec as specs
 from thinwire.control.controller import Controller, Observation
+from thinwire.core import spec as specs
 
 __all__ = ["Controller", "Observation", "parse", "registry"]
 

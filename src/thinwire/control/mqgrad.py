@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import randomness
 from thinwire.control.controller import Controller, Observation, check_interval, chosen
+from thinwire.core import randomness
 
 MOVES = (-1, 0, 1)  # one level fewer, the same, one more
 FEATURES = 4

@@ -19,21 +19,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Scratch
 from thinwire.control.controller import Controller, Observation
-from thinwire.exchange import arithmetic, saying
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.ledger import Ledger
+from thinwire.core.request import Max, Mean, Request, Sum
+from thinwire.core.scheme import Conversation, Scheme
+from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
-from thinwire.exchange.lane import Lane, Talk, Threaded
-from thinwire.exchange.saying import device_of
-from thinwire.exchange.shortcut import Shortcut
-from thinwire.ledger import Ledger
-from thinwire.requests import Max, Mean, Request, Sum
-from thinwire.scheme import Conversation, Scheme
+from thinwire.exchange.direct import Direct
+from thinwire.exchange.lane import Lane, Rounds, Threaded
+from thinwire.exchange.objects import device_of
 
 
 class AllReduce:
-    """All workers are equal and talk by collectives, on a process group of their own; the shortcut, on the model's.
+    """All workers are equal and talk by collectives, on a process group of their own; the direct, on the model's.
 
     `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
     that does not grow with the workers).
@@ -45,7 +45,7 @@ class AllReduce:
         self.route: Route = route
         self.ledger = Ledger()
         self.lane: Lane | None = None
-        self._shortcut: Shortcut | None = None
+        self._direct: Direct | None = None
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
         """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
@@ -66,19 +66,19 @@ class AllReduce:
         self._group, self._beside = own, group
         self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
 
-    def shortcut(self, scheme: Scheme) -> Shortcut | None:
+    def direct(self, scheme: Scheme) -> Direct | None:
         """On the model's own group, as plain DDP: all is started by the training thread, in its order.
 
         On a GPU waiting is the device's, and the lane does as well.
         """
         if device_of(self._beside) != "cpu":
             return None
-        self._shortcut = Shortcut(self._beside, self.workers, scheme, self.ledger)
-        return self._shortcut
+        self._direct = Direct(self._beside, self.workers, scheme, self.ledger)
+        return self._direct
 
     def agree(self, what: str) -> None:
         """Raise on every worker, naming the ranks, unless all say the same."""
-        saying.agree(what, self._group, "rank")
+        objects.agree(what, self._group, "rank")
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
@@ -86,16 +86,16 @@ class AllReduce:
             return
         self.lane.close()
         self.lane = None
-        if self._shortcut is not None:
-            self._shortcut.close()
-            self._shortcut = None
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
         # what it left in the store. It stays until the user destroys all groups.
         if self._everyone:
             with suppress(ValueError, AssertionError):  # destroyed already
                 dist.destroy_process_group(self._group)
 
-    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Talk:
+    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Rounds:
         """A scheme's conversation as collectives."""
         answer = None
         while True:
@@ -105,7 +105,7 @@ class AllReduce:
                 return stop.value
             answer = yield from self._answer(request, scratch)
 
-    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Rounds:
         """Rank 0 decides from everybody's numbers and tells the others: two small sums."""
         numbers = numbers.to(device_of(self._group))
         yield [AllReduced(numbers)]
@@ -117,7 +117,7 @@ class AllReduce:
         return decision
 
     def controller_state(self, controller: Controller) -> dict[str, Any]:
-        return saying.said_by_all(controller.state_dict() if self.worker == 0 else None, self._group)[0]
+        return objects.all_gather_objects(controller.state_dict() if self.worker == 0 else None, self._group)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -126,7 +126,7 @@ class AllReduce:
         if state:
             raise ValueError(f"the state holds {', '.join(state)}, which only a parameter server can take")
 
-    def _answer(self, request: Request, scratch: Scratch) -> Talk:
+    def _answer(self, request: Request, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
             route = arithmetic.route_for(request, self.route, self.workers)
             return (yield from (self._gather if route == "gather" else self._two_shot)(request))
@@ -138,7 +138,7 @@ class AllReduce:
             return request.tensor
         return (yield from self._integer_sum(request, scratch))
 
-    def _gather(self, mean: Mean) -> Talk:
+    def _gather(self, mean: Mean) -> Rounds:
         codec, bucket, level = mean.codec, mean.bucket, mean.level
         size = arithmetic.aligned(codec.nbytes(bucket.layout, level))
         own = _bytes(bucket, "payload", size)
@@ -148,7 +148,7 @@ class AllReduce:
         arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
         return bucket.flat
 
-    def _two_shot(self, mean: Mean) -> Talk:
+    def _two_shot(self, mean: Mean) -> Rounds:
         """1. encode each part; 2. all-to-all; 3. the owner adds and encodes again; 4. all-gather; 5. decode."""
         codec, bucket, level = mean.codec, mean.bucket, mean.level
         assert codec.grain is not None
@@ -171,7 +171,7 @@ class AllReduce:
             arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.flat)
         return bucket.flat
 
-    def _integer_sum(self, request: Sum, scratch: Scratch) -> Talk:
+    def _integer_sum(self, request: Sum, scratch: Scratch) -> Rounds:
         tensor, width = request.tensor, request.width
         assert width is not None
         arithmetic.check_width(tensor, width)

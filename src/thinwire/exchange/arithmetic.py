@@ -12,10 +12,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from thinwire import kernels, randomness
-from thinwire.bucket import Bucket, Layout
-from thinwire.requests import Mean
-from thinwire.scheme import Codec, Scheme, Wrapper
+from thinwire import kernels
+from thinwire.core import randomness
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.request import Mean
+from thinwire.core.scheme import Codec, Scheme, Wrapper
 
 Route: TypeAlias = Literal["auto", "gather", "two-shot"]
 ROUTES = ("auto", "gather", "two-shot")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.bucket import Bucket, Layout
-from thinwire.scheme import Codec, Scheme
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec, Scheme
 from thinwire.schemes import parse
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.ledger import Started
+from thinwire.core.ledger import Started
 
 
 class Collective(Protocol):

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.bucket import Scratch
 from thinwire.control.controller import Controller
+from thinwire.core.bucket import Scratch
+from thinwire.core.ledger import Ledger
+from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.collectives import Collective
-from thinwire.exchange.lane import Lane, Talk
-from thinwire.exchange.shortcut import Shortcut
-from thinwire.ledger import Ledger
-from thinwire.scheme import Conversation, Scheme
+from thinwire.exchange.direct import Direct
+from thinwire.exchange.lane import Lane, Rounds
 
 
 class Exchange(Protocol):
@@ -34,7 +34,7 @@ class Exchange(Protocol):
         """Make the lane. Every worker of the group calls this, in the same order of calls."""
         ...
 
-    def shortcut(self, scheme: Scheme) -> Shortcut | None:
+    def direct(self, scheme: Scheme) -> Direct | None:
         """A short way for buckets that are merely summed; None where they take the lane like all others."""
         ...
 
@@ -42,11 +42,11 @@ class Exchange(Protocol):
         """Raise on every worker, naming the ranks, unless all say the same."""
         ...
 
-    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Talk:
+    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Rounds:
         """A scheme's conversation as collectives."""
         ...
 
-    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Talk:
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Rounds:
         """Let the one controller of the group see the mean of all workers' numbers; its level, the same everywhere."""
         ...
 
@@ -65,7 +65,7 @@ class Exchange(Protocol):
         ...
 
 
-def together(*talks: Talk) -> Talk:
+def in_parallel(*talks: Rounds) -> Rounds:
     """Several talks at once: what each asks for next goes out together, in the order given. The first's result."""
     results: dict[int, Tensor] = {}
     while len(results) < len(talks):

@@ -19,11 +19,11 @@ from typing import TypeAlias
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.bucket import Scratch
+from thinwire.core.bucket import Scratch
+from thinwire.core.ledger import Ledger, Started
 from thinwire.exchange.collectives import Collective
-from thinwire.ledger import Ledger, Started
 
-Talk: TypeAlias = Generator[Sequence[Collective], None, Tensor]
+Rounds: TypeAlias = Generator[Sequence[Collective], None, Tensor]
 Done: TypeAlias = Callable[[BaseException | None], None]
 DEPTH = 2
 
@@ -31,14 +31,14 @@ DEPTH = 2
 class Job:
     """One conversation on a lane. `done` is called once: with None, or with what went wrong."""
 
-    def __init__(self, begin: Callable[[Scratch], Talk], last: bool, done: Done):
+    def __init__(self, begin: Callable[[Scratch], Rounds], last: bool, done: Done):
         self.begin = begin
         self.last = last
         self.result: Tensor | None = None
         self.error: BaseException | None = None
         self.ended = False
         self.scratch: Scratch | None = None
-        self.talk: Talk | None = None
+        self.talk: Rounds | None = None
         self.works: list[Started] = []
         self._done = done
         self._under_way = threading.Lock()  # cheaper than an Event, and every bucket is a job
@@ -76,7 +76,7 @@ class Lane(ABC):
         self._abandoned: list[Started] = []
 
     @abstractmethod
-    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Done) -> Job:
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
         """Queue the conversation that `begin` makes, given memory to keep things in."""
 
     @abstractmethod
@@ -158,7 +158,7 @@ class Threaded(Lane):
         self._at_exit = _close_at_exit(weakref.ref(self))
         atexit.register(self._at_exit)
 
-    def submit(self, begin: Callable[[Scratch], Talk], *, last: bool, done: Done) -> Job:
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
         job = Job(begin, last, done)
         if not self._thread.is_alive():
             job.end(None, self.error or RuntimeError("this lane is closed"))

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout, Scratch
+from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.feedback import wrap
+from thinwire.core.memory import Memory
+from thinwire.core.request import Max, Mean, Request, Sum
+from thinwire.core.scheme import Scheme
+from thinwire.core.warmup import warm_up
 from thinwire.exchange import arithmetic
 from thinwire.exchange.arithmetic import Route
-from thinwire.feedback import wrap
-from thinwire.memory import Memory
-from thinwire.requests import Max, Mean, Request, Sum
-from thinwire.scheme import Scheme
 from thinwire.schemes import parse
-from thinwire.warmup import warm_up
 
 Named = Mapping[str, Tensor]
 

@@ -1,12 +1,12 @@
 """Gossip: decentralised training, where replicas mix their weights with their neighbours' on any graph."""
 
 from thinwire.gossip import graphs
-from thinwire.gossip.front import Gossip
+from thinwire.gossip.gossip import Gossip
 from thinwire.gossip.mixers.choco import Choco
 from thinwire.gossip.mixers.deepsqueeze import DeepSqueeze
 from thinwire.gossip.mixers.dpsgd import DPSGD
 from thinwire.gossip.mixers.powergossip import PowerGossip
+from thinwire.gossip.simulation import GossipSimulation
 from thinwire.gossip.transport import LostRank
-from thinwire.gossip.virtual import VirtualGossip
 
-__all__ = ["DPSGD", "Choco", "DeepSqueeze", "Gossip", "LostRank", "PowerGossip", "VirtualGossip", "graphs"]
+__all__ = ["DPSGD", "Choco", "DeepSqueeze", "Gossip", "GossipSimulation", "LostRank", "PowerGossip", "graphs"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch.distributed as dist
 
-from thinwire.exchange.saying import said_by_all
+from thinwire.exchange.objects import all_gather_objects
 
 FIELDS = ("graph", "mixer", "seed", "on_loss", "model")
 _DIGEST = 16
@@ -20,7 +20,7 @@ def agree(given: Mapping[str, bytes] | None, *, group: dist.ProcessGroup) -> Non
     A rank that refused its arguments takes part with None, so that the others hear of it instead of waiting.
     """
     digests = [_REFUSED if given is None else _digest(given[field]) for field in FIELDS]
-    everyone = said_by_all(digests, group)
+    everyone = all_gather_objects(digests, group)
     for number, field in enumerate(FIELDS):
         camps: dict[bytes, list[int]] = {}
         for rank, theirs in enumerate(everyone):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from thinwire import schemes
-from thinwire.bucket import Bucket
+from thinwire.core.bucket import Bucket
+from thinwire.core.scheme import Codec
 from thinwire.gossip.node import Node
-from thinwire.scheme import Codec
 
 
 def codec_of(spec: Codec | str, mixer: str) -> Codec:

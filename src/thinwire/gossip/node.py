@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from thinwire.bucket import Layout, Scratch
+from thinwire.core.bucket import Layout, Scratch
+from thinwire.core.memory import Memory
 from thinwire.gossip.mixer import Mixer, Mixing
-from thinwire.memory import Memory
 
 Replica: TypeAlias = "nn.Module | Mapping[str, Tensor]"
 

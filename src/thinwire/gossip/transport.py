@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.bucket import Scratch
-from thinwire.ledger import Ledger, Started
+from thinwire.core.bucket import Scratch
+from thinwire.core.ledger import Ledger, Started
 
 
 class LostRank(RuntimeError):

@@ -5,13 +5,7 @@ fast.
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
-from thinwire.kernels.integers import (
-    add_packed,
-    add_packed_saturating,
-    pack_ints,
-    packed_int_bytes,
-    unpack_ints,
-)
+from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes, unpack_ints
 from thinwire.kernels.levels import Levels
 from thinwire.kernels.quantize import (
     dequantize_levels,

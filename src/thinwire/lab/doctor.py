@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.kernels import native
-from thinwire.lab import shaped
+from thinwire.lab.network import shaped
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from thinwire import spec as specs
-from thinwire.scheme import Scheme
+from thinwire.core import spec as specs
+from thinwire.core.scheme import Scheme
 
 
 @cache

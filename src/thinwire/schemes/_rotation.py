@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Layout
+from thinwire.core.bucket import Layout
 
 SMALLEST = 64  # the smallest block: fewer entries do not mix into anything like a Gaussian
 

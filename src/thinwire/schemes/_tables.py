@@ -10,8 +10,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from thinwire import kernels, theory
-from thinwire.bucket import Bucket, Layout
+from thinwire import kernels
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket, Layout
 
 # The 2^bits levels over [-1, 1] for one row of shape parameters.
 Table: TypeAlias = Callable[[tuple[float, ...]], kernels.Levels]

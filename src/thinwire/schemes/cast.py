@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 
 from thinwire import kernels
-from thinwire.bucket import Bucket
-from thinwire.memory import Memory
-from thinwire.requests import Sum
-from thinwire.scheme import Conversation, Scheme
+from thinwire.core.bucket import Bucket
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Conversation, Scheme
 
 
 class _Cast(Scheme):

@@ -9,9 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels, randomness, theory
-from thinwire.bucket import Bucket, Layout
-from thinwire.scheme import Codec, Knob
+from thinwire import kernels
+from thinwire.core import randomness, theory
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec, Knob
 from thinwire.schemes._rotation import Rotation, rotation
 
 

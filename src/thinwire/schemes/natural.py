@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout
-from thinwire.scheme import Codec, Knob
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec, Knob
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire import kernels, randomness
-from thinwire.bucket import Bucket, Layout, Segment
-from thinwire.memory import Memory
-from thinwire.requests import Sum
-from thinwire.scheme import Conversation, Knob, Scheme
+from thinwire import kernels
+from thinwire.core import randomness
+from thinwire.core.bucket import Bucket, Layout, Segment
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Conversation, Knob, Scheme
 
 _RANKS = (1, 2, 4, 8, 16)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.memory import Memory
+from thinwire.core.scheme import Conversation, Knob, Scheme
 from thinwire.kernels.reference.random import random_u32
-from thinwire.memory import Memory
-from thinwire.scheme import Conversation, Knob, Scheme
-from thinwire.schemes.sparse import check_density, check_shared_values, converse_about, density_knob, kept
+from thinwire.schemes._sparse import check_density, check_shared_values, converse_about, density_knob, kept
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout
-from thinwire.memory import Memory
-from thinwire.requests import Mean
-from thinwire.scheme import Codec, Conversation, Knob, Scheme
-from thinwire.schemes.sparse import Message, check_density, density_knob, kept
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.memory import Memory
+from thinwire.core.request import Mean
+from thinwire.core.scheme import Codec, Conversation, Knob, Scheme
+from thinwire.schemes._sparse import Message, check_density, density_knob, kept
 
 
 @dataclass(frozen=True)

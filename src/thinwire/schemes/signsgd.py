@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout
-from thinwire.scheme import Codec
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec
 
 
 @dataclass(frozen=True)

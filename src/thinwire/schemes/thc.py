@@ -11,11 +11,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels, theory
-from thinwire.bucket import Bucket
-from thinwire.memory import Memory
-from thinwire.requests import Max, Request, Sum
-from thinwire.scheme import Conversation, Knob, Scheme
+from thinwire import kernels
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket
+from thinwire.core.memory import Memory
+from thinwire.core.request import Max, Request, Sum
+from thinwire.core.scheme import Conversation, Knob, Scheme
 from thinwire.schemes._rotation import Rotation, rotation
 
 REACH = 3.297  # deviations of a rotated entry that the range covers: 1 in 1024 of a Gaussian lies outside

@@ -10,11 +10,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels, theory
-from thinwire.bucket import Bucket, Layout, Segment
-from thinwire.memory import Memory
-from thinwire.requests import Mean, Sum
-from thinwire.scheme import Codec, Conversation, Knob
+from thinwire import kernels
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket, Layout, Segment
+from thinwire.core.memory import Memory
+from thinwire.core.request import Mean, Sum
+from thinwire.core.scheme import Codec, Conversation, Knob
 from thinwire.schemes import _tables
 
 SAMPLE = 16384  # entries of a tensor that a tail is fitted to

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Layout
-from thinwire.scheme import Codec, Knob
-from thinwire.schemes.sparse import Message, check_density, density_knob, kept
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec, Knob
+from thinwire.schemes._sparse import Message, check_density, density_knob, kept
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,11 @@ from typing import ClassVar
 import torch
 
 from thinwire import kernels
-from thinwire.bucket import Bucket
-from thinwire.memory import Memory
-from thinwire.requests import Sum
-from thinwire.scheme import Conversation, Knob, Scheme
-from thinwire.schemes.sparse import (
-    check_density,
-    check_shared_values,
-    converse_about,
-    density_knob,
-    kept,
-    kept_layout,
-)
+from thinwire.core.bucket import Bucket
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Conversation, Knob, Scheme
+from thinwire.schemes._sparse import check_density, check_shared_values, converse_about, density_knob, kept, kept_layout
 
 
 @dataclass(frozen=True)

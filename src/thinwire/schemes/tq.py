@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels, theory
-from thinwire.bucket import Bucket, Layout
-from thinwire.scheme import Codec, Knob
+from thinwire import kernels
+from thinwire.core import theory
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec, Knob
 from thinwire.schemes import _tables
 
 

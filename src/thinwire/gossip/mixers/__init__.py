@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from thinwire import spec as specs
+from thinwire.core import spec as specs
 from thinwire.gossip.mixer import Mixer
 
 

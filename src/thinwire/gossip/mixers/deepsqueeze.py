@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.core.scheme import Codec
 from thinwire.gossip.compression import codec_of, decoded, encoded
 from thinwire.gossip.mixer import Mixer, Mixing
 from thinwire.gossip.node import Node
-from thinwire.scheme import Codec
 
 
 @dataclass(frozen=True)

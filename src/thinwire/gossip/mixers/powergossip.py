@@ -9,11 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels, randomness
-from thinwire.bucket import Segment
+from thinwire import kernels
+from thinwire.core import randomness
+from thinwire.core.bucket import Segment
+from thinwire.core.memory import Memory
 from thinwire.gossip.mixer import Mixer, Mixing, as_bytes, as_values
 from thinwire.gossip.node import Node
-from thinwire.memory import Memory
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The mathematics: what schemes are made of. Nothing here knows the network."""

@@ -1,0 +1,51 @@
+"""Error feedback: what a message lost is added to the next one. A wrapper with a scheme's own interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.core.bucket import Bucket
+from thinwire.core.memory import Memory
+from thinwire.core.scheme import Conversation, Scheme, Wrapper
+
+
+@dataclass(frozen=True)
+class Feedback(Wrapper):
+    """A scheme that remembers what its messages lost.
+
+    1. a = g + e, the gradient and what is still owed.
+    2. The scheme converses about a, and says what its own message lost: `lost = a - said`.
+    3. If the group's mean is finite, e = lost. Else e stays as it was: the mean is the same on all workers, so all
+       decide alike, and no residual ever absorbs an Inf or a NaN.
+
+    Law: over any number of steps, sum of means + mean of residuals = sum of mean gradients.
+    """
+
+    any_float: ClassVar[bool] = False  # residuals are float32 at least
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        residual = memory.flat("residual", bucket.layout)
+        bucket.flat.add_(residual)
+        lost = bucket.lost
+        if lost is None:
+            lost = bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
+        mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
+        if kernels.all_finite(mean):
+            residual.copy_(lost)
+        return mean
+
+
+def wrap(scheme: Scheme, feedback: str | bool) -> Scheme:
+    """`scheme` with or without error memory; "auto" gives it to schemes that declare themselves biased."""
+    if feedback not in ("auto", True, False):
+        raise ValueError(f"feedback must be 'auto', True or False, got {feedback!r}")
+    wanted = not scheme.unbiased if feedback == "auto" else feedback
+    return Feedback(scheme) if wanted else scheme

@@ -1,0 +1,180 @@
+"""Scheme, Codec and Knob: what an algorithm is to the rest of thinwire."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from thinwire.core.request import Mean, Payload, Request
+
+if TYPE_CHECKING:
+    from thinwire.core.bucket import Bucket, Layout
+    from thinwire.core.memory import Memory
+
+Conversation: TypeAlias = Generator[Request, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """An ordered menu of levels, fewest bytes first, and the level used when nobody turns it."""
+
+    name: str
+    menu: tuple[float, ...]
+    default: float
+
+
+class Scheme(ABC):
+    """A conversation that turns every worker's bucket into the group's mean.
+
+    Subclasses are frozen dataclasses: their fields are the options of the spec text, and one instance serves any
+    number of buckets, because all that lasts lives in `memory`. A scheme does not know how its requests travel.
+
+    `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
+    `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
+    `any_float`: takes float16 and bfloat16 buckets as they are; others get them as float32.
+    `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
+    whoever adds; float sums by an all-reduce have an order of their own.
+    `shared_state`: the keys of `init` whose tensors are equal on all workers.
+    """
+
+    unbiased: ClassVar[bool]
+    exact: ClassVar[bool] = False
+    any_float: ClassVar[bool] = False
+    rank_order: ClassVar[bool] = False
+    shared_state: ClassVar[frozenset[str]] = frozenset()
+    summary: ClassVar[str]  # one line: what it is for
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def spec(self) -> str:
+        """The spec text that makes this scheme again."""
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))  # type: ignore[arg-type]
+        return f"{self.name}({options})" if options else self.name
+
+    @property
+    def knob(self) -> Knob | None:
+        """What a controller may turn while training; None where there is nothing to turn."""
+        return None
+
+    @property
+    def level(self) -> float:
+        """The knob's value when no controller turns it."""
+        return self.knob.default if self.knob else 0
+
+    def summed_as(self, dtype: torch.dtype) -> torch.dtype | None:
+        """The dtype in which buckets of `dtype`, divided first, are merely summed: `converse` need not be asked.
+
+        No wider than `dtype`. None where there is more to say. Who overrides `converse` overrides this.
+        """
+        return None
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        """What this scheme remembers of one parameter (its shape, dtype and device are `like`'s) before the first step.
+
+        A tensor with the parameter's shape can be had for a whole bucket at once: `Memory.flat`.
+        """
+        return {}
+
+    def report(self, memory: Memory) -> dict[str, float]:
+        """Numbers of this scheme's own, for `stats()`."""
+        return {}
+
+    @abstractmethod
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        """Ask the group what it must know; return the mean, flat. With `bucket.lost`, fill it on the way.
+
+        Non-finite input on any worker must make the mean non-finite on all; memory must not absorb it.
+        """
+
+
+class Codec(Scheme):
+    """A scheme that is just encode and decode: one request, the mean of the decoded payloads.
+
+    The size of a payload follows from layout and level alone, so all workers' payloads are equally long. A codec that
+    meets a non-finite value makes a payload that decodes to something non-finite.
+    """
+
+    rank_order: ClassVar[bool] = True
+    grain: ClassVar[int | None] = None  # a bucket may be cut every so many elements of a tensor; None: never
+
+    @abstractmethod
+    def nbytes(self, layout: Layout, level: float) -> int:
+        """The exact size of a payload."""
+
+    @abstractmethod
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        """Write the payload of `bucket` into `out` (uint8, `nbytes` long), and `bucket.lost` where it is asked for."""
+
+    @abstractmethod
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        """out += weight * the decoded payload. Bad bytes raise ValueError and touch nothing out of bounds."""
+
+    def check_size(self, data: Tensor, layout: Layout, level: float) -> None:
+        """Raise ValueError unless `data` is as long as a payload of this layout: what every decoder asks first."""
+        expected = self.nbytes(layout, level)
+        if data.numel() != expected:
+            raise ValueError(
+                f"{self.name}: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+            )
+
+    def payload(self, bucket: Bucket, level: float) -> Payload:
+        """`encode` into memory kept by the bucket's scratch."""
+        data = bucket.scratch.take("payload", self.nbytes(bucket.layout, level), torch.uint8, bucket.flat.device)
+        self.encode(bucket, level, data)
+        return Payload(data, self, level)
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        return (yield Mean(self, bucket, level))
+
+
+@dataclass(frozen=True)
+class Wrapper(Scheme):
+    """A scheme around a scheme: it says of itself what the inner one says, and changes how the conversation goes."""
+
+    scheme: Scheme
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.scheme.unbiased
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        return self.scheme.exact
+
+    @property
+    def any_float(self) -> bool:  # type: ignore[override]
+        return self.scheme.any_float
+
+    @property
+    def rank_order(self) -> bool:  # type: ignore[override]
+        return self.scheme.rank_order
+
+    @property
+    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
+        return self.scheme.shared_state
+
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    @property
+    def spec(self) -> str:
+        return self.scheme.spec
+
+    @property
+    def knob(self) -> Knob | None:
+        return self.scheme.knob
+
+    def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        return self.scheme.init(name, like, seed)
+
+    def report(self, memory: Memory) -> dict[str, float]:
+        return self.scheme.report(memory)

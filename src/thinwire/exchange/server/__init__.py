@@ -1,0 +1,1 @@
+"""The parameter server: the workers' half, the servers' half, and what travels between them."""

@@ -1,0 +1,101 @@
+"""Links: the connection of one worker and one server, a gloo process group of two.
+
+A group of its own for every pair, because gloo closes every connection of a group when one wait in it times out: a
+dead or stuck worker must cost nobody else the connection.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.exchange.collectives import booked, nbytes_of
+
+SERVER, WORKER = 0, 1
+_TAG, _CLOSING_TAG = 0, 1
+
+
+class Channel:
+    """One end of a connection. Messages arrive in the order in which they were sent.
+
+    key: what both ends call the connection. name: what this end calls the other, for errors.
+    """
+
+    def __init__(self, store: dist.Store, key: str, name: str, *, serves: bool, timeout: float):
+        self.name = name
+        self.peer = WORKER if serves else SERVER
+        self.timeout = timeout
+        self._pair = dist.ProcessGroupGloo(
+            dist.PrefixStore(key, store),
+            SERVER if serves else WORKER,
+            2,
+            datetime.timedelta(seconds=timeout),
+        )
+
+    def send(self, tensor: Tensor) -> Pending:
+        with self.named_errors():
+            return Pending(self._pair.send([tensor], self.peer, _TAG), self)  # type: ignore[attr-defined]
+
+    def receive(self, tensor: Tensor) -> Pending:
+        with self.named_errors():
+            return Pending(self._pair.recv([tensor], self.peer, _TAG), self)  # type: ignore[attr-defined]
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """gloo knows addresses; people know who it was."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"{self.name} is gone: {str(error).splitlines()[0]}") from error
+
+    def cut(self) -> None:
+        """Close the connection, which ends every wait on it. In gloo only a wait that times out does that."""
+        with suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8)
+            self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(datetime.timedelta(milliseconds=1))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A message under way."""
+
+    work: dist.Work
+    channel: Channel
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        with self.channel.named_errors():
+            self.work.wait() if timeout is None else self.work.wait(timeout)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message to a server, shaped like a collective so that a lane can start it."""
+
+    channel: Channel
+    tensor: Tensor
+
+    def amounts(self, workers: int) -> dict[str, float]:
+        return booked(nbytes_of(self.tensor), nbytes_of(self.tensor), 1)
+
+    def start(self, group: dist.ProcessGroup) -> Pending:
+        return self.channel.send(self.tensor)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from a server. Posted before it is sent, it needs no handshake."""
+
+    channel: Channel
+    tensor: Tensor
+
+    def amounts(self, workers: int) -> dict[str, float]:
+        return {"bytes_received": nbytes_of(self.tensor)}
+
+    def start(self, group: dist.ProcessGroup) -> Pending:
+        return self.channel.receive(self.tensor)

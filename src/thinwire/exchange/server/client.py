@@ -1,0 +1,385 @@
+"""ParameterServer, the workers' side: answers requests by pushing them to servers and pulling what comes back.
+
+| request | up | down |
+|---|---|---|
+| Sum, Max | the numbers, an equal stretch to each server | the same dtype |
+| Sum of narrow integers | packed | packed, the same width |
+| Mean | each server's tensors, encoded | the mean through the codec `down` |
+
+Mean, step by step: 1. encode each server's tensors; 2. push; 3. the server decodes and adds in rank order, adds what
+it owes from the last answer, encodes the mean again; 4. pull and decode.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.control.controller import Controller
+from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.ledger import Ledger
+from thinwire.core.request import Max, Mean, Request, Sum
+from thinwire.core.scheme import Codec, Conversation, Scheme
+from thinwire.exchange import arithmetic, codecs, objects
+from thinwire.exchange.collectives import Collective
+from thinwire.exchange.lane import Lane, Rounds, Threaded
+from thinwire.exchange.server import frames, operations, sharding
+from thinwire.exchange.server.channel import Channel, Received, Sent
+from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
+
+
+class ParameterServer:
+    """This worker's connection to all servers. Made by `thinwire.join`; give it to `attach`.
+
+    down: how means come back: "same" (the codec and level of the way up), or a spec of one message: "fp32" (exact),
+        "fp16", "bf16", "qsgd(bits=8)". Sums and maxima come back in the dtype they went up in.
+    """
+
+    def __init__(self, channels: Sequence[Channel], ranks: Sequence[int], worker: int, *, down: str = "same"):
+        self.down = down
+        self._down = None if down == "same" else codecs.codec_of(down)
+        self.ledger = Ledger()
+        self.lane: Lane | None = None
+        self.workers = len(ranks)
+        self.worker = worker
+        self._channels = list(channels)
+        self._ranks = list(ranks)  # of the workers, in the whole job
+        self._sequences = [0] * len(channels)
+        self._described: list[set[int]] = [set() for _ in channels]
+        self.owners = sharding.Owners(len(channels))
+        self._turn = 0
+        self._left = False
+
+    @property
+    def route(self) -> str:
+        return f"{len(self._channels)} servers, down {self.down}"
+
+    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+        if self.lane is not None or self._left:
+            raise ValueError("this ParameterServer has been used by another attach(); join() gives a new one")
+        ranks = dist.get_process_group_ranks(group)
+        if ranks != self._ranks:
+            raise ValueError(
+                f"the model talks to ranks {ranks}, the workers are ranks {self._ranks}: "
+                "make it with DistributedDataParallel(net, process_group=role.workers)"
+            )
+        self._group = group
+        self._at_exit = _close_at_exit(weakref.ref(self))
+        atexit.register(self._at_exit)
+        self.lane = Threaded(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+
+    def direct(self, scheme: Scheme) -> None:
+        """Plain sums go to the servers like all else."""
+
+    def agree(self, what: str) -> None:
+        objects.agree(what, self._group, "worker")
+
+    def close(self) -> None:
+        """Join the lane and tell the servers that this worker has finished; they end when all have."""
+        if self.lane is not None:
+            atexit.unregister(self._at_exit)
+            self.lane.close()
+            self.lane = None
+        if not self._left:
+            self._left = True
+            for channel in self._channels:
+                with suppress(RuntimeError):  # a server that is gone needs no farewell
+                    channel.send(Push(Kind.BYE).pack()).wait()
+
+    # -- conversations -------------------------------------------------------------------------------------------------
+
+    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Rounds:
+        # The number of workers that this conversation counts on, though some may be lost on the way.
+        expected = self.workers
+        answer = None
+        while True:
+            try:
+                request = conversation.send(answer)  # type: ignore[arg-type]
+            except StopIteration as stop:
+                return stop.value
+            answer = yield from self._answer(request, expected, scratch)
+
+    def _answer(self, request: Request, expected: int, scratch: Scratch) -> Rounds:
+        if isinstance(request, Mean):
+            return (yield from self._mean(request, expected))
+        if isinstance(request, Max):
+            return (yield from self._numbers("max", request.tensor, expected))
+        if request.width is None:
+            return (yield from self._numbers("sum", request.tensor, expected))
+        return (yield from self._integers(request, expected, scratch))
+
+    def _numbers(self, reduction: str, tensor: Tensor, expected: int) -> Rounds:
+        """Plain numbers: sent from the tensor's own memory, and the answer is received there.
+
+        No answer can come before the whole stretch has left, so the two never meet.
+        """
+        flat = tensor.view(-1)
+        staged = flat.cpu()  # the same memory, unless it lives on a GPU
+        self._turn += 1
+        asks = []
+        for server, start, stop in sharding.ranges(flat.numel(), flat.element_size(), len(self._channels), self._turn):
+            operation = operations.PlainSum(reduction, operations.dtype_name(flat), stop - start)
+            data = frames.as_bytes(staged[start:stop])
+            asks.append(_Ask(server, operation, data, data))
+        yield from self._ask(asks, expected)
+        if staged.data_ptr() != flat.data_ptr():
+            flat.copy_(staged)
+        return tensor
+
+    def _integers(self, request: Sum, expected: int, scratch: Scratch) -> Rounds:
+        tensor, width = request.tensor.view(-1), request.width
+        assert width is not None
+        arithmetic.check_width(tensor, width)
+        self._turn += 1
+        asks, places = [], []
+        for server, start, stop in sharding.ranges(tensor.numel(), 4, len(self._channels), self._turn):
+            operation = operations.PackedSum(width, request.saturate, stop - start)
+            data = scratch.take(f"integers-{server}", operation.up_bytes(0), torch.uint8)
+            operation.pack(tensor[start:stop], data)
+            asks.append(_Ask(server, operation, data, data))
+            places.append((start, stop))
+        yield from self._ask(asks, expected)
+        for ask, (start, stop) in zip(asks, places, strict=True):
+            arithmetic.add_integers([ask.answer], width, False, tensor[start:stop])
+        return request.tensor
+
+    def _mean(self, mean: Mean, expected: int) -> Rounds:
+        codec, bucket, level = mean.codec, mean.bucket, mean.level
+        pieces = self._pieces(bucket, codec)
+        asks = []
+        for piece in pieces:
+            operation = self._form(codec, piece.bucket.layout, bucket)
+            name, server = f"server-{piece.shard.server}", piece.shard.server
+            data = bucket.scratch.take(f"{name}-up", operation.up_bytes(level), torch.uint8)
+            answer = bucket.scratch.take(f"{name}-down", operation.down_bytes(level), torch.uint8)
+            _encode(codec, piece.bucket, level, data, bucket.scratch)
+            asks.append(_Ask(server, operation, data, answer))
+        yield from self._ask(asks, expected, bucket.step, level)
+        for piece, ask in zip(pieces, asks, strict=True):
+            assert isinstance(ask.operation, operations.DecodedMean)
+            arithmetic.add_payloads(
+                ask.operation.down, piece.bucket.layout, ask.operation.level_down(level),
+                [ask.answer.to(bucket.flat.device)], 1.0, piece.bucket.flat,
+            )  # fmt: skip
+            piece.put_back(bucket)
+        return bucket.flat
+
+    def _pieces(self, bucket: Bucket, codec: Codec) -> list[_Piece]:
+        found = self.owners.shards(bucket.layout, codec.grain)
+        if len(found) == 1 and found[0].layout is bucket.layout:
+            return [_Piece(found[0], bucket)]
+        pieces = []
+        for shard in found:
+            take = (shard.layout.numel, bucket.flat.dtype, bucket.flat.device)
+            flat = shard.gather(bucket.flat, bucket.scratch.take(f"piece-{shard.server}", *take))
+            lost = None if bucket.lost is None else bucket.scratch.take(f"piece-lost-{shard.server}", *take)
+            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.layout, lost=lost)))
+        return pieces
+
+    def _form(self, codec: Codec, layout: Layout, bucket: Bucket) -> operations.DecodedMean:
+        if self._down is not None:
+            down, level = self._down, self._down.level
+        elif codecs.bound(codec):
+            # Only this worker can encode with this codec, so nobody can send the mean back through it.
+            down, level = codecs.CASTS["fp32"], 0.0
+        else:
+            down, level = codec, None
+        return operations.DecodedMean(codec, layout, operations.dtype_name(bucket.flat), bucket.seed, down, level)
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    def trade(
+        self, kind: Kind, asks: Sequence[tuple[int, operations.Operation, Tensor, Tensor]], step: int, level: float
+    ) -> None:
+        """(server, operation, data, answer), pushed and pulled at once, in the calling thread: for asynchronous use."""
+        self._drive(self._ask([_Ask(*ask) for ask in asks], self.workers, step, level, kind))
+
+    def _ask(
+        self, asks: Sequence[_Ask], expected: int, step: int = 0, level: float = 0.0, kind: Kind = Kind.ASK
+    ) -> Rounds:
+        """Push every ask and pull its answer; raise where a server refuses."""
+        operations: list[Collective] = []
+        replies = []
+        for ask in asks:
+            reply = torch.empty(frames.REPLY_BYTES, dtype=torch.uint8)
+            replies.append((self._sequences[ask.server] + 1, reply))
+            operations += self._frames(
+                kind, ask.server, ask.operation, ask.data, ask.answer, reply, expected, step, level
+            )
+        yield operations
+        alive = self.workers
+        for ask, (sequence, frame) in zip(asks, replies, strict=True):
+            reply = self._read(frame, ask.server, sequence)
+            if reply.checksum != frames.checksum(ask.answer):
+                raise RuntimeError(f"the answer of server {ask.server} was damaged on the way")
+            alive = min(alive, reply.alive)
+        self.workers = alive
+        return torch.empty(0)
+
+    def _frames(
+        self, kind: Kind, server: int, operation: operations.Operation | None, data: Tensor, answer: Tensor,
+        reply: Tensor, expected: int = 0, step: int = 0, level: float = 0.0,
+    ) -> list[Collective]:  # fmt: skip
+        channel = self._channels[server]
+        self._sequences[server] += 1
+        text, number = b"", 0
+        if operation is not None:
+            number = operation.number
+            if number not in self._described[server]:
+                self._described[server].add(number)
+                text = operation.text.encode()
+        push = Push(
+            kind, self._sequences[server], number, step, float(level), expected, len(text), data.numel(),
+            answer.numel(), frames.checksum(data),
+        )  # fmt: skip
+        messages: list[Collective] = [Sent(channel, push.pack())]
+        if text:
+            messages.append(Sent(channel, torch.frombuffer(bytearray(text), dtype=torch.uint8)))
+        if data.numel():
+            messages.append(Sent(channel, data))
+        messages.append(Received(channel, reply))
+        if answer.numel():
+            messages.append(Received(channel, answer))
+        return messages
+
+    def _read(self, frame: Tensor, server: int, sequence: int) -> Reply:
+        reply = Reply.unpack(frame)
+        if reply.verdict is Verdict.REFUSED:
+            self._leave_others(server)
+            raise RuntimeError(f"server {server} refused this worker's push: {reply.reason}")
+        if reply.sequence != sequence:
+            raise RuntimeError(f"server {server} answered request {reply.sequence} where {sequence} was asked")
+        return reply
+
+    def _leave_others(self, refused_by: int) -> None:
+        """After a refusal this worker is out; the other servers should not have to wait for it."""
+        self._left = True
+        for server, channel in enumerate(self._channels):
+            if server != refused_by:
+                with suppress(RuntimeError):
+                    channel.send(Push(Kind.BYE).pack()).wait()
+
+    # -- controller and checkpoint -------------------------------------------------------------------------------------
+
+    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Rounds:
+        """The controller lives on the first server; workers send it their numbers and get the level."""
+        answer = torch.zeros(1, dtype=torch.float64)
+        operation = operations.Consulted(controller.spec, tuple(menu), numbers.numel())
+        ask = _Ask(0, operation, frames.as_bytes(numbers), frames.as_bytes(answer))
+        yield from self._ask([ask], self.workers)
+        return answer
+
+    def controller_state(self, controller: Controller) -> dict[str, Any]:
+        return self.fetch(0)["controller"] or controller.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the servers hold, fetched by the first worker only: it is the same for all."""
+        if self.worker != 0:
+            return {}
+        return {f"server{server:04d}": self.fetch(server) for server in range(len(self._channels))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.worker != 0:
+            return
+        names = [f"server{server:04d}" for server in range(len(self._channels))]
+        if sorted(state) != names:
+            raise ValueError(
+                f"the state has the servers {', '.join(sorted(state)) or 'none'}, expected {', '.join(names)}"
+            )
+        for server, name in enumerate(names):
+            raw = io.BytesIO()
+            torch.save(state[name], raw)
+            self._run(self._transfer(Kind.LOAD, server, torch.frombuffer(raw.getbuffer(), dtype=torch.uint8), 0))
+
+    def fetch(self, server: int) -> dict[str, Any]:
+        """A server's snapshot, between two steps of this worker."""
+        size = int(self._run(self._transfer(Kind.STATE, server, torch.empty(0, dtype=torch.uint8), 0))[0])
+        raw = self._run(self._transfer(Kind.FETCH, server, torch.empty(0, dtype=torch.uint8), size))
+        return torch.load(io.BytesIO(raw.numpy().tobytes()), weights_only=True)
+
+    def _transfer(self, kind: Kind, server: int, data: Tensor, size: int) -> Rounds:
+        """One request of this worker alone. Returns the answer, or the size of one to be fetched."""
+        answer = torch.empty(size, dtype=torch.uint8)
+        reply = torch.empty(frames.REPLY_BYTES, dtype=torch.uint8)
+        yield self._frames(kind, server, None, data, answer, reply)
+        read = self._read(reply, server, self._sequences[server])
+        return answer if size else torch.tensor([read.nbytes])
+
+    def _run(self, talk: Rounds) -> Tensor:
+        """A talk on the lane, after everything that was queued before it; without a lane, here and now."""
+        if self._left:
+            raise ValueError("this exchange is closed")
+        if self.lane is None:
+            return self._drive(talk)
+        job = self.lane.submit(lambda scratch: talk, last=True, done=lambda error: None)
+        job.wait()
+        if job.error is not None:
+            raise RuntimeError(f"the servers did not answer: {job.error}") from job.error
+        assert job.result is not None
+        return job.result
+
+    def _drive(self, talk: Rounds) -> Tensor:
+        while True:
+            try:
+                operations = next(talk)
+            except StopIteration as stop:
+                return stop.value
+            works = []
+            for operation in operations:
+                work = operation.start(dist.group.WORLD)  # type: ignore[arg-type]
+                works.append(self.ledger.started(work, messages=1, **operation.amounts(1)))
+            with self.ledger.timed("wire_seconds"):
+                for work in works:
+                    work.wait()
+
+
+def _close_at_exit(reference: weakref.ref[ParameterServer]) -> Callable[[], None]:
+    """A process that ends without close() has still finished; only one that dies says nothing."""
+
+    def close() -> None:
+        exchange = reference()
+        if exchange is not None:
+            exchange.close()
+
+    return close
+
+
+@dataclass(frozen=True)
+class _Ask:
+    server: int
+    operation: operations.Operation
+    data: Tensor  # uint8: what is pushed
+    answer: Tensor  # uint8: where the answer is received
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A server's stretches of a bucket, as a bucket: the same memory where one server has all, else a copy."""
+
+    shard: sharding.Shard
+    bucket: Bucket
+
+    def put_back(self, whole: Bucket) -> None:
+        if self.bucket is whole:
+            return
+        self.shard.scatter(self.bucket.flat, whole.flat)
+        if whole.lost is not None and self.bucket.lost is not None:
+            self.shard.scatter(self.bucket.lost, whole.lost)
+
+
+def _encode(codec: Codec, bucket: Bucket, level: float, out: Tensor, scratch: Scratch) -> None:
+    if not bucket.flat.is_cuda:
+        arithmetic.encode_padded(codec, bucket, level, out)
+        return
+    there = scratch.take("encoded", out.numel(), torch.uint8, bucket.flat.device)
+    arithmetic.encode_padded(codec, bucket, level, there)
+    out.copy_(there)

@@ -1,0 +1,137 @@
+"""Asynchronous training, the workers' side: gradients up, weights down. See `asynchronous` for the servers' side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from thinwire import kernels
+from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.memory import Memory
+from thinwire.core.scheme import Codec
+from thinwire.exchange import arithmetic
+from thinwire.exchange.codecs import CASTS
+from thinwire.exchange.server import frames
+from thinwire.exchange.server.client import ParameterServer
+from thinwire.exchange.server.frames import Kind
+from thinwire.exchange.server.weights import Gradient
+
+SMALL = 1024  # as in attach(): 1-d tensors and those with fewer entries travel exact
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The parameters of one server that one codec encodes."""
+
+    codec: Codec
+    names: tuple[str, ...]
+    layout: Layout
+    flat: Tensor
+    remembers: bool  # what its messages lost
+
+
+class PushPull:
+    """One worker's gradients and weights, divided among the servers by size. Runs in the training thread, no lane."""
+
+    def __init__(
+        self,
+        exchange: ParameterServer,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        codec: Codec,
+        down: str,
+        seed: int,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.memory = Memory()
+        self.step = 0
+        self._exchange = exchange
+        self._by_name = dict(self.parameters)
+        self._codec, self._seed = codec, seed
+        self._scratch = Scratch()
+        exact = CASTS["fp32"]
+        layout = Layout.of([(name, tuple(parameter.shape)) for name, parameter in self.parameters])
+        self._servers: list[tuple[int, list[_Section], Gradient]] = []
+        for shard in exchange.owners.shards(layout, exact.grain):
+            sections = []
+            small = [s.name for s in shard.layout.segments if len(s.shape) <= 1 or s.numel < SMALL]
+            large = [s.name for s in shard.layout.segments if s.name not in small]
+            for each, names in ((codec, large), (exact, small)):
+                if names:
+                    sections.append(self._section(each, names, lossy=each is codec and each != exact))
+            operation = Gradient(tuple((section.codec, section.layout) for section in sections), down)
+            self._servers.append((shard.server, sections, operation))
+
+    def _section(self, codec: Codec, names: list[str], *, lossy: bool) -> _Section:
+        layout = Layout.of([(name, tuple(self._by_name[name].shape)) for name in names])
+        remembers = lossy and not codec.unbiased
+        if remembers:
+            for name in names:
+                self.memory.add(name, {"residual": torch.zeros(self._by_name[name].shape)})
+        return _Section(codec, tuple(names), layout, torch.zeros(layout.numel), remembers)
+
+    def pull(self, *, first: bool = False) -> None:
+        """Take the servers' weights; with `first`, the first worker offers its own as the ones to begin with."""
+        messages = []
+        for _, sections, operation in self._servers:
+            offered = torch.empty(0, dtype=torch.uint8)
+            if first and self._exchange.worker == 0:
+                weights = [self._by_name[name].detach().reshape(-1) for section in sections for name in section.names]
+                offered = frames.as_bytes(torch.cat(weights).float())
+            messages.append((operation, offered))
+        self._exchange_weights(Kind.WEIGHTS, messages)
+
+    def trade(self) -> None:
+        """Push the gradient, pull the weights."""
+        level, messages = self._codec.level, []
+        for server, sections, operation in self._servers:
+            data = self._scratch.take(f"up-{server}", operation.up_bytes(level), torch.uint8)
+            for section, part in zip(sections, data.split(operation.section_bytes(level)), strict=True):
+                self._encode(section, level, part)
+            messages.append((operation, data))
+        self._exchange_weights(Kind.GRADIENT, messages)
+        self.step += 1
+
+    def _encode(self, section: _Section, level: float, out: Tensor) -> None:
+        for segment in section.layout.segments:
+            gradient = self._by_name[segment.name].grad
+            target = section.flat[segment.start : segment.stop]
+            target.zero_() if gradient is None else target.copy_(gradient.reshape(-1))
+        lost = residual = None
+        if section.remembers:
+            residual = self.memory.flat("residual", section.layout)
+            section.flat.add_(residual)
+            lost = self._scratch.take("lost", section.layout.numel, torch.float32)
+        exchange = self._exchange
+        bucket = Bucket(
+            section.flat,
+            section.layout,
+            exchange.workers,
+            exchange.worker,
+            self.step,
+            self._seed,
+            lost,
+            self._scratch,
+        )
+        arithmetic.encode_padded(section.codec, bucket, level, out)
+        if residual is not None and lost is not None and kernels.all_finite(lost):
+            residual.copy_(lost)
+
+    def _exchange_weights(self, kind: Kind, messages: list[tuple[Gradient, Tensor]]) -> None:
+        level = self._codec.level
+        asks, answers = [], []
+        for (server, _, operation), (_, data) in zip(self._servers, messages, strict=True):
+            answer = self._scratch.take(f"down-{server}", operation.down_bytes(level), torch.uint8)
+            asks.append((server, operation, data, answer))
+            answers.append(answer)
+        self._exchange.trade(kind, asks, self.step, level)
+        for (_, sections, operation), answer in zip(self._servers, answers, strict=True):
+            weights, at = answer.view(getattr(torch, operation.down)), 0
+            for section in sections:
+                for segment in section.layout.segments:
+                    parameter = self._by_name[segment.name]
+                    values = weights[at + segment.start : at + segment.stop].view(parameter.shape)
+                    parameter.data.copy_(values)
+                at += section.layout.numel

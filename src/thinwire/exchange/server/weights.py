@@ -1,0 +1,194 @@
+"""Asynchronous training, the servers' side: weights and optimizer live here; workers push gradients, pull weights.
+
+With n workers, the optimizer takes a step when n gradients are in, whoever sent them, with their mean, so learning rate
+and momentum mean what they mean in synchronous training. `staleness` s bounds how far workers run ahead:
+
+1. a worker that has more than s gradients waiting for the next step gets no weights until that step is taken;
+2. the step from version v to v + 1 waits while some worker still computes on weights older than v + 1 - s.
+
+So no gradient is applied more than s steps after the weights it was computed on, a slow worker holds the others up
+only when it falls s steps behind, and s = 0 is synchronous training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from thinwire import kernels
+from thinwire.core.bucket import Layout
+from thinwire.core.scheme import Codec
+from thinwire.exchange import arithmetic, codecs
+from thinwire.exchange.server import operations
+from thinwire.exchange.server.frames import Kind
+from thinwire.exchange.server.operations import Operation
+
+if TYPE_CHECKING:
+    from thinwire.exchange.server.peers import Incoming
+
+MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient(Operation):
+    """A gradient in sections, each by its own codec; the weights come back in the dtype `down`."""
+
+    sections: tuple[tuple[Codec, Layout], ...]
+    down: str
+
+    def literal(self) -> dict[str, Any]:
+        described = tuple(
+            (codecs.describe(codec), operations.describe_layout(layout)) for codec, layout in self.sections
+        )
+        return {"sections": described, "down": self.down}
+
+    @classmethod
+    def of(cls, literal: dict[str, Any]) -> Gradient:
+        sections = tuple(
+            (operations.rebuild_codec(codec), operations.rebuild_layout(layout))
+            for codec, layout in literal["sections"]
+        )
+        return cls(sections, literal["down"])
+
+    @property
+    def numel(self) -> int:
+        return sum(layout.numel for _, layout in self.sections)
+
+    def up_bytes(self, level: float) -> int:
+        return sum(self.section_bytes(level))
+
+    def section_bytes(self, level: float) -> list[int]:
+        return [arithmetic.aligned(codec.nbytes(layout, level)) for codec, layout in self.sections]
+
+    def down_bytes(self, level: float) -> int:
+        return self.numel * getattr(torch, self.down).itemsize
+
+    def answer(self, asked, out, memory, scratch) -> None:
+        raise AssertionError("gradients are traded for weights, one worker at a time")
+
+    def decode(self, data: Tensor, level: float, out: Tensor) -> None:
+        """out = the gradient, sections end to end."""
+        out.zero_()
+        sizes, at = self.section_bytes(level), 0
+        for (codec, layout), part in zip(self.sections, data.split(sizes), strict=True):
+            size = codec.nbytes(layout, level)
+            codec.decode_add(part[:size], layout, level, out[at : at + layout.numel], 1.0)
+            at += layout.numel
+
+
+class SharedWeights:
+    """One server's stretch of the weights, its optimizer, and who may have them when."""
+
+    def __init__(self, optimizer: MakeOptimizer, staleness: int):
+        if not isinstance(staleness, int) or staleness < 0:
+            raise ValueError(f"staleness must be 0 or more steps, got {staleness!r}")
+        self.staleness = staleness
+        self.version = 0
+        self.stalest = 0  # the oldest weights that any gradient was computed on, in steps
+        self.skipped = 0  # gradients that were not finite
+        self.held: dict[int, Incoming] = {}  # who waits for weights
+        self._make = optimizer
+        self._weights: nn.Parameter | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._busy: dict[int, int] = {}  # worker -> the version it computes on
+        self._arrived: Counter[int] = Counter()  # gradients since the last step, by worker
+        self._added = 0
+
+    def take(self, worker: int, arrival: Incoming, operation: Operation) -> None:
+        """A gradient, or the first weights. ValueError where it cannot be used."""
+        push = arrival.push
+        assert push is not None
+        if not isinstance(operation, Gradient) or push.answer_bytes != operation.down_bytes(push.level):
+            raise ValueError("asynchronous servers take gradients and give weights, nothing else")
+        if push.kind is Kind.WEIGHTS:
+            if arrival.payload is not None and self._weights is None:
+                self._start(arrival.payload, operation)
+        else:
+            self._add(worker, arrival.payload, operation, push.level)
+        self.held[worker] = arrival
+
+    def released(self, present: Sequence[int]) -> list[Incoming]:
+        """Take the step if it is due; those who may go on, each to compute on the weights as they are now."""
+        self.held = {worker: arrival for worker, arrival in self.held.items() if worker in present}
+        self._busy = {worker: version for worker, version in self._busy.items() if worker in present}
+        if self._weights is None:
+            return []
+        fresh = all(self.version + 1 - version <= self.staleness for version in self._busy.values())
+        if sum(self._arrived.values()) >= len(present) and fresh and self._arrived:
+            self._step()
+        ready = [worker for worker in self.held if self._arrived[worker] <= self.staleness]
+        for worker in ready:
+            self._busy[worker] = self.version
+        return [self.held.pop(worker) for worker in ready]
+
+    def write_weights(self, operation: Operation, out: Tensor) -> None:
+        assert isinstance(operation, Gradient) and self._weights is not None
+        out.view(getattr(torch, operation.down)).copy_(self._weights.detach())
+
+    def _start(self, payload: Tensor, operation: Gradient) -> None:
+        if payload.numel() != 4 * operation.numel:
+            raise ValueError(f"{operation.numel} first weights have {4 * operation.numel} bytes, got {payload.numel()}")
+        self._own(payload.view(torch.float32).clone())
+
+    def _own(self, weights: Tensor) -> None:
+        self._weights = nn.Parameter(weights)
+        self._weights.grad = torch.zeros_like(weights)
+        self._decoded = torch.empty_like(weights)
+        self._optimizer = self._make([self._weights])
+
+    def _add(self, worker: int, payload: Tensor | None, operation: Gradient, level: float) -> None:
+        if self._weights is None or worker not in self._busy or payload is None:
+            raise ValueError("a gradient came before its worker had pulled weights")
+        if operation.numel != self._weights.numel() or payload.numel() != operation.up_bytes(level):
+            raise ValueError(f"a gradient of {operation.numel} entries does not fit {self._weights.numel()} weights")
+        operation.decode(payload, level, self._decoded)
+        self.stalest = max(self.stalest, self.version - self._busy.pop(worker))
+        self._arrived[worker] += 1
+        if kernels.all_finite(self._decoded):
+            assert self._weights.grad is not None
+            self._weights.grad.add_(self._decoded)
+            self._added += 1
+        else:
+            self.skipped += 1
+
+    def _step(self) -> None:
+        assert self._weights is not None and self._weights.grad is not None and self._optimizer is not None
+        if self._added:
+            self._weights.grad.div_(self._added)
+            self._optimizer.step()
+        self._weights.grad.zero_()
+        self._arrived.clear()
+        self._added = 0
+        self.version += 1
+
+    def totals(self) -> dict[str, float]:
+        return {
+            "steps": float(self.version),
+            "stalest": float(self.stalest),
+            "skipped": float(self.skipped),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and version. Gradients that wait for the next step are not saved."""
+        if self._weights is None or self._optimizer is None:
+            return {"version": self.version}
+        return {
+            "version": self.version,
+            "weights": self._weights.detach(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version = int(state["version"])
+        if "weights" in state:
+            self._own(state["weights"].clone())
+            assert self._optimizer is not None
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._arrived.clear()
+        self._added = 0
+        self._busy = dict.fromkeys(self._busy, self.version)

@@ -1,0 +1,289 @@
+"""Gossip: the front door to decentralised training. Replicas mix their weights with their neighbours'."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from thinwire.core.ledger import Ledger
+from thinwire.gossip import graphs, mixers
+from thinwire.gossip.agreement import agree
+from thinwire.gossip.mixer import Mixer
+from thinwire.gossip.node import Node, parameters_of
+from thinwire.gossip.transport import LostRank, PointToPoint
+
+FORMAT = 1
+_STEPS_COMPARED = 16  # of a graph that is a function of the step
+
+
+class Gossip:
+    """One process's replica and its place in the graph: rank i is node i.
+
+        gossip = Gossip(model, graph=graphs.ring(8), mixer="powergossip")
+        loss.backward(); gossip.mix(); optimizer.step()
+
+    The trainable parameters are mixed. At the start all ranks take rank 0's, and rank 0's buffers. Buffers
+    (batch norm's statistics) stay local in training; `average()` averages those of floating point, and never
+    the others. Optimizer state, momentum included, is local.
+
+    A replica whose weights are not finite infects nobody: its edges do nothing until they are finite again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: graphs.GraphLike | graphs.Varying,
+        mixer: str | Mixer = "powergossip",
+        *,
+        on_loss: str = "continue",
+        timeout_seconds: float = 300.0,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        ledger: Ledger | None = None,
+    ):
+        """Call it on every rank of `group`, with the same arguments.
+
+        graph: a Graph, a networkx graph, a weight matrix, or a function of the step that gives one of these.
+        on_loss: what to do when a rank dies. "continue": the survivors go on without it, as long as they are
+            connected; "raise": raise LostRank.
+        timeout_seconds: how long to wait for a neighbour that neither speaks nor dies before TimeoutError;
+            longer than the slowest rank's step.
+        ledger: counts what is sent; one of its own unless given.
+        """
+        if not dist.is_initialized():
+            raise ValueError("Gossip needs torch.distributed: call init_process_group first")
+        if not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds!r}")
+        # Its own group: gossip's messages meet nobody else's, and its time-out is its own.
+        own = dist.new_group(
+            dist.get_process_group_ranks(group or dist.group.WORLD),
+            backend="gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+            use_local_synchronization=group is not None,
+        )
+        assert isinstance(own, dist.ProcessGroup)
+        self.ledger = ledger or Ledger()
+        self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, ledger=self.ledger)
+        # Its thread starts when first used, and is joined in close() or, at the latest, at exit.
+        self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
+        self._mixing: Future[None] | None = None
+        self._versions: list[int] = []
+        self._model, self._on_loss = model, on_loss
+        given, mistake = None, None
+        try:
+            given = self._take(graph, mixer, seed)
+        except ValueError as error:
+            mistake = error
+        try:
+            agree(given, group=own)
+        except ValueError as error:
+            self.close()
+            raise mistake or error from None
+        for tensor in [*self._parameters.values(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), dist.get_global_rank(own, 0), group=own)
+        self._node.start_equal(self._parameters)
+
+    def _take(self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int) -> dict[str, bytes]:
+        """Make sense of the arguments; what must be the same on all ranks."""
+        if self._on_loss not in ("continue", "raise"):
+            raise ValueError(f"on_loss must be 'continue' or 'raise', got {self._on_loss!r}")
+        wire = self._connected()
+        self.mixer = mixers.parse(mixer)
+        self.graph = graphs.Schedule(graph, nodes=wire.ranks, mixer=self.mixer)
+        self._parameters = parameters_of(self._model)
+        self._node = Node(self._parameters, number=wire.rank, mixer=self.mixer, seed=seed)
+        steps = range(_STEPS_COMPARED if self.graph.varying else 1)
+        return {
+            "graph": b"".join(self.graph.at(step).digest for step in steps),
+            "mixer": self.mixer.spec.encode(),
+            "seed": str(seed).encode(),
+            "on_loss": self._on_loss.encode(),
+            "model": str([(s.name, s.shape) for s in self._node.layout.segments]).encode(),
+        }
+
+    @property
+    def step(self) -> int:
+        return self._node.step
+
+    @property
+    def lost(self) -> list[int]:
+        """The ranks known to be lost."""
+        return sorted(self._connected().lost)
+
+    def mix(self) -> None:
+        """Move the weights towards the neighbours'. Every rank calls it, before the optimizer's step."""
+        self._begin()
+        self._talk()
+        self._end()
+
+    def mix_begin(self) -> None:
+        """Start mixing in the background, before backward, on a copy of the weights as they are now."""
+        self._begin()
+        self._mixing = self._lane.submit(self._talk)
+
+    def mix_end(self) -> None:
+        """Wait for what `mix_begin` started and write the mixed weights. Before the optimizer's step."""
+        if self._mixing is None:
+            raise RuntimeError("mix_end() without mix_begin()")
+        mixing, self._mixing = self._mixing, None
+        with self.ledger.timed("exposed_seconds"):
+            mixing.result()
+        self._end()
+
+    def consensus(self) -> float:
+        """The replicas' root mean square distance to their mean; all ranks call it, and get one number."""
+        self._not_mixing("consensus()")
+        self._node.load(self._parameters)
+        mean = self._mean(self._node.flat)
+        squares = (self._node.flat.double() - mean.double()).square().sum().reshape(1)
+        return float(self._mean(squares).sqrt())
+
+    def average(self) -> Averaged:
+        """Make every replica the mean of all, buffers included; all ranks call it.
+
+        `with gossip.average(): evaluate(model)` gives each replica its own weights back afterwards; without
+        `with` (or `restore()`) the mean stays.
+        """
+        self._not_mixing("average()")
+        named = self._parameters | {
+            f"buffer {name}": b for name, b in self._model.named_buffers() if b.is_floating_point()
+        }
+        averaged = Averaged(named)
+        whole = Node(named, number=self._node.number, mixer=mixers.parse("dpsgd"), seed=0)
+        whole.load(named)
+        whole.flat.copy_(self._mean(whole.flat))
+        whole.store(named)
+        return averaged
+
+    def stats(self) -> dict[str, float]:
+        """Totals of this rank since the start, or since the start of the run that was resumed."""
+        totals = {
+            "bytes_sent": 0.0,  # left this rank, the news of lost ranks and averaging included
+            "bytes_given": 0.0,  # the same: point to point, what is given is sent once
+            "bytes_dense": 0.0,  # what exact gossip would have sent
+            "messages": 0.0,
+            "mix_seconds": 0.0,  # computing
+            "wire_seconds": 0.0,  # waiting for neighbours
+            "exposed_seconds": 0.0,  # training waiting in mix_end()
+        }
+        return totals | self.ledger.totals() | {"steps": float(self.step), "ranks_lost": float(len(self.lost))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on, as tensors and plain types. Save it beside the rank's own model."""
+        wire = self._connected()
+        return {
+            "format": FORMAT,
+            "rank": wire.rank,
+            "ranks": wire.ranks,
+            "ledger": self.ledger.totals(),
+            "node": self._node.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was saved: on the same rank of as many, with that rank's model."""
+        self._not_mixing("load_state_dict()")
+        wire = self._connected()
+        if state.get("format") != FORMAT:
+            raise ValueError(f"not a gossip state of format {FORMAT}: format {state.get('format')!r}")
+        if (state["rank"], state["ranks"]) != (wire.rank, wire.ranks):
+            saved, here = f"{state['rank']} of {state['ranks']}", f"{wire.rank} of {wire.ranks}"
+            raise ValueError(f"the state is of rank {saved}, this is rank {here}")
+        self._node.load_state_dict(state["node"])
+        self.ledger.load({name: float(value) for name, value in state["ledger"].items()})
+
+    def close(self) -> None:
+        """End the background thread and the connections. Twice is fine."""
+        self._lane.shutdown(wait=True)
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def __enter__(self) -> Gossip:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        self._not_mixing("mixing again")
+        self._versions = [p._version for p in self._parameters.values()]
+        self._node.load(self._parameters)
+
+    def _talk(self) -> None:
+        """The mixer's conversation, answered by the network."""
+        wire, graph = self._connected(), self.graph.at(self.step)
+        weights = {j: w for j, w in graph.neighbours(wire.rank).items() if j not in wire.lost}
+        conversation = self._node.mixing(weights)
+        answers, dense = None, len(weights) * self._node.flat.nbytes
+        while True:
+            try:
+                with self.ledger.timed("mix_seconds"):
+                    messages = conversation.send(answers)  # type: ignore[arg-type]
+            except StopIteration:
+                return
+            known = set(wire.lost)
+            answers = wire.exchange(messages)
+            self._go_on(graph, wire.lost - known)
+            self.ledger.add(bytes_dense=dense)
+            dense = 0  # exact gossip needs one message per neighbour and step
+
+    def _mean(self, values: Tensor) -> Tensor:
+        wire = self._connected()
+        known = set(wire.lost)
+        mean = wire.mean(values)
+        self._go_on(self.graph.at(self.step), wire.lost - known)
+        return mean
+
+    def _go_on(self, graph: graphs.Graph, gone: set[int]) -> None:
+        """Decide, when ranks are newly lost, whether to go on without them."""
+        if not gone:
+            return
+        what = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, sorted(gone)))} lost in step {self.step}"
+        if self._on_loss == "raise":
+            raise LostRank(f"{what}; on_loss='continue' goes on without")
+        # One step of a varying graph says nothing about whether the survivors hang together over time.
+        if not self.graph.varying and not graph.survivors_connected(self.lost):
+            raise LostRank(f"{what}; without {self.lost} {graph.name} falls apart")
+        warnings.warn(f"{what}: going on without", RuntimeWarning, stacklevel=2)
+
+    def _end(self) -> None:
+        if self._versions != [p._version for p in self._parameters.values()]:
+            raise RuntimeError("the weights changed before mix_end(): step the optimizer after it")
+        self._node.store(self._parameters)
+
+    def _not_mixing(self, what: str) -> None:
+        if self._mixing is not None:
+            raise RuntimeError(f"{what} before mix_end(): what mix_begin() started is not finished")
+
+    def _connected(self) -> PointToPoint:
+        if self._wire is None:
+            raise RuntimeError("this Gossip is closed")
+        return self._wire
+
+
+class Averaged:
+    """Replicas that were made their mean, and how to undo it: as a context, or by `restore()`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._tensors = tensors
+        self._own: dict[str, Tensor] | None = {name: t.detach().clone() for name, t in tensors.items()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give this replica its own weights back. Local; twice is fine."""
+        for name, own in (self._own or {}).items():
+            self._tensors[name].copy_(own)
+        self._own = None
+
+    def __enter__(self) -> Averaged:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()

@@ -1,0 +1,157 @@
+"""The command `thinwire advise`: the group it runs on, and the check of its predictions against real steps."""
+
+from __future__ import annotations
+
+import json as json_
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.lab.cost import survey
+from thinwire.lab.cost.advise import Advice, checked
+from thinwire.lab.cost.survey import Survey
+from thinwire.lab.runs import launch
+from thinwire.lab.tasks import tasks as task_specs
+
+DEFAULT_TASK = "mlp(width=1024)"
+DEFAULT_NETWORK = "auto:100mbit"
+CHECK_NETWORKS = ("none", "auto:1gbit", "auto:100mbit")
+CHECK_SCHEMES = (
+    "fp32", "fp16", "qsgd(bits=4)", "tnq(bits=4)", "thc(bits=4)", "topk(density=0.01)", "topkc(density=0.1)",
+    "powersgd(factor_rank=4)",
+)  # fmt: skip
+CHECK_STEPS = 12  # trained for real under every scheme
+WITHIN = 0.2
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+
+
+def command(
+    *,
+    task: str | None = None,
+    params: str | None = None,
+    compute_seconds: float = 0.0,
+    schemes: Sequence[str] = (),
+    networks: Sequence[str] = (),
+    workers: int | None = None,
+    data: Path | None = None,
+    check: bool = False,
+    json: Path | None = None,
+    console: Console | None = None,
+) -> list[Advice]:
+    """Print advice for each network; under torchrun, for the group that it is. Mistakes raise ValueError first."""
+    console = console or Console()
+    model, look = _model(task, params, compute_seconds, schemes or (CHECK_SCHEMES if check else ()), data, check)
+    if dist.is_torchelastic_launched():
+        if networks or workers is not None:
+            raise ValueError("under torchrun the group is there already: --network and --workers have no place")
+        found = _under_torchrun(model, look)
+    else:
+        workers = 4 if workers is None else workers
+        if workers < 2:
+            raise ValueError(f"workers must be at least 2, got {workers}")
+        nets = [
+            launch.resolved(text, workers) for text in networks or (CHECK_NETWORKS if check else (DEFAULT_NETWORK,))
+        ]
+        surveys = (launch.gather(look, (), workers=workers, network=net)[0] for net in nets)
+        found = [Advice(each, model, str(net)) for each, net in zip(surveys, nets, strict=True)]
+    for advice in [] if check else found:
+        console.print(advice, highlight=False)
+    if check and found:
+        console.print(check_table(found), highlight=False)
+        console.print(check_sentence(found), highlight=False)
+    if json and found:
+        json.write_text(json_.dumps([advice.as_json() for advice in found], indent=1) + "\n")
+    return found
+
+
+class _Look:
+    """What every worker does: pickled to other processes, so a class and not a closure."""
+
+    def __init__(self, how: Callable[..., Survey], arguments: tuple[Any, ...]):
+        self.how = how
+        self.arguments = arguments
+
+    def __call__(self, exchange: Callable[[], AllReduce]) -> Survey:
+        return self.how(exchange, *self.arguments)
+
+
+def _model(
+    task: str | None, params: str | None, compute_seconds: float, schemes: Sequence[str], data: Path | None, check: bool
+) -> tuple[str, _Look]:
+    """The model in words, and how to survey it."""
+    chosen = checked(schemes)
+    if params is None:
+        if compute_seconds:
+            raise ValueError("a task's computation is measured: --compute belongs to --params")
+        spec = task or DEFAULT_TASK
+        task_specs.load(spec, data)
+        return spec, _Look(survey.of_task, (spec, data, chosen, CHECK_STEPS if check else 0))
+    if task is not None:
+        raise ValueError(f"name one model: --task {task} or --params {params}")
+    if check:
+        raise ValueError("--check trains: it needs a task, not --params")
+    if compute_seconds < 0:
+        raise ValueError(f"the seconds of computation must not be negative, got {compute_seconds}")
+    words = f"{params} weights, {compute_seconds * 1e3:g} ms of computation"
+    return words, _Look(survey.of_size, (parameters(params), compute_seconds, chosen))
+
+
+def parameters(text: str) -> int:
+    """The number that text such as "25M" says."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower())
+    number = round(float(found[1]) * _SIZES[found[2]]) if found else 0
+    if not found or number < 1:
+        raise ValueError(f"cannot read the number of weights {text!r}; it looks like 25M (k, M, B)")
+    return number
+
+
+def _under_torchrun(model: str, look: _Look) -> list[Advice]:
+    """The advice on rank 0, nothing on the others."""
+    dist.init_process_group("gloo")
+    try:
+        found = Advice(look(AllReduce), model, "the group's own link")
+        return [found] if dist.get_rank() == 0 else []
+    finally:
+        dist.destroy_process_group()
+
+
+def errors(advice: Advice) -> dict[str, float]:
+    """(predicted - measured) / measured of every scheme that was trained for real."""
+    return {
+        row.scheme: row.prediction.seconds / advice.survey.performed[row.scheme] - 1
+        for row in advice.rows
+        if row.scheme in advice.survey.performed
+    }
+
+
+def check_table(found: Sequence[Advice]) -> Table:
+    """Predicted beside measured, a column per network."""
+    table = Table(
+        title=f"{found[0].model}, {found[0].survey.workers} workers: ms a step, predicted / measured",
+        title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("scheme")
+    for advice in found:
+        table.add_column(advice.network, justify="right", no_wrap=True)
+    for scheme in found[0].survey.performed:
+        cells = []
+        for advice in found:
+            predicted, measured = advice.survey.predict(scheme).seconds, advice.survey.performed[scheme]
+            error = predicted / measured - 1
+            colour = "green" if abs(error) <= WITHIN else "red"
+            cells.append(f"{predicted * 1e3:.0f} / {measured * 1e3:.0f} [{colour}]{error:+4.0%}[/]")
+        table.add_row(scheme, *cells)
+    return table
+
+
+def check_sentence(found: Sequence[Advice]) -> str:
+    every = [error for advice in found for error in errors(advice).values()]
+    good = sum(abs(error) <= WITHIN for error in every)
+    return f"{good} of {len(every)} predictions ({good / len(every):.0%}) are within {WITHIN:.0%} of the measured step."

@@ -1,0 +1,121 @@
+"""Measures what connects a group: every kind of collective at growing sizes, and the line that fits its seconds.
+
+Every size is exchanged by the lane, as in training, so thread wake-ups and pacing count. What takes the direct way in
+training (plain sums) saves those wake-ups; the cost model does not know that.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Sequence
+from statistics import linear_regression, mean, median
+
+import torch
+import torch.distributed as dist
+
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
+from thinwire.exchange.lane import Lane, Rounds
+from thinwire.exchange.objects import all_gather_objects
+from thinwire.lab.cost.model import Carriage, Host, Link, kind_of
+from thinwire.schemes import parse
+
+SIZES = tuple(4**power for power in range(5, 13))  # bytes that leave a worker: 1 KiB .. 16 MiB
+LONG_SECONDS = 0.25  # a message that takes longer is the last of its kind: larger ones take as long per byte
+REPEATS = 5
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that schemes add
+
+
+def measure(exchange: AllReduce, group: dist.ProcessGroup) -> Link:
+    """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer."""
+    exchange.open(group, parse("fp16"))  # any scheme
+    try:
+        lane, workers, worker = exchange.lane, exchange.workers, exchange.worker
+        assert lane is not None
+        kinds = (
+            *(_sweep(lambda nbytes, d=dtype: _all_reduced(nbytes, workers, d), lane, group) for dtype in DTYPES),
+            _sweep(lambda nbytes: _all_gathered(nbytes, workers), lane, group),
+            _sweep(lambda nbytes: _all_to_all(nbytes, workers, worker), lane, group),
+        )
+    finally:
+        exchange.close()
+    return Link(workers, dict(kinds))
+
+
+def _all_reduced(nbytes: int, workers: int, dtype: torch.dtype) -> Collective:
+    return AllReduced(torch.zeros(max(1, nbytes * workers // (2 * dtype.itemsize * (workers - 1))), dtype=dtype))
+
+
+def _all_gathered(nbytes: int, workers: int) -> Collective:
+    own = torch.zeros(nbytes // (workers - 1), dtype=torch.uint8)
+    return AllGathered(torch.zeros(own.numel() * workers, dtype=torch.uint8), own)
+
+
+def _all_to_all(nbytes: int, workers: int, worker: int) -> Collective:
+    sizes = [nbytes // (workers - 1)] * workers
+    whole = torch.zeros(sum(sizes), dtype=torch.uint8)
+    return AllToAll(torch.zeros_like(whole), whole, sizes, sizes, worker)
+
+
+def _sweep(make: Callable[[int], Collective], lane: Lane, group: dist.ProcessGroup) -> tuple[str, Carriage]:
+    points, kind = [], ""
+    for nbytes in SIZES:
+        collective = make(nbytes)
+        kind = kind_of(collective)
+        seconds, processor = [], []
+        for _ in range(REPEATS + 1):
+            dist.barrier(group)
+            began, worked = time.perf_counter(), _processor_seconds()
+            job = lane.submit(lambda scratch, asked=collective: _asking(asked), last=True, done=lambda error: None)
+            job.wait()
+            if job.error is not None:
+                raise job.error
+            seconds.append(time.perf_counter() - began)
+            processor.append(_processor_seconds() - worked)
+        # Everybody must stop at the same size, and the slowest worker is the one that training waits for.
+        told = all_gather_objects([median(seconds[1:]), mean(processor[1:])], group)
+        took, worked = max(s for s, _ in told), mean(p for _, p in told)
+        points.append((collective.amounts(dist.get_world_size(group))["bytes_sent"], took, worked))
+        if took > LONG_SECONDS:
+            break
+    return kind, fit(points)
+
+
+def fit(points: Sequence[tuple[float, float, float]]) -> Carriage:
+    """The line through (bytes, seconds, processor seconds) points of growing bytes.
+
+    Its slope is that of the largest messages, because short ones slip through on a link's burst; its height is what
+    the smaller ones take beyond their bytes, in the middle.
+    """
+    largest = points[-3:]
+    per_byte = linear_regression([p[0] for p in largest], [p[1] for p in largest]).slope
+    nbytes, seconds, worked = points[-1]
+    per_byte = max(per_byte, 0.5 * seconds / nbytes)  # noise is not a link
+    worked_per_byte = worked / nbytes
+    latency = median(seconds - nbytes * per_byte for nbytes, seconds, _ in points[:-1])
+    short = median(worked - nbytes * worked_per_byte for nbytes, _, worked in points[:-1])
+    return Carriage(max(0.0, latency), per_byte, worked_per_byte, max(0.0, short))
+
+
+def host(group: dist.ProcessGroup) -> Host:
+    """This machine, and how many of the group's workers are on it: as many as have its name."""
+    names = all_gather_objects(socket.gethostname(), group)
+    return Host(cores(), max(names.count(name) for name in names), torch.get_num_threads())
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _asking(collective: Collective) -> Rounds:
+    yield [collective]
+    return torch.empty(0)
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,183 @@
+"""A rehearsal: training steps as they are, with a group that is only pretended.
+
+Model, DDP, wire, scheme and exchange are the real ones; only the collectives are not started. Every other worker is
+taken to be a copy of this one, so each answer can be made up on the spot. What is left is a `Step` to be costed: the
+seconds that this worker computes, the seconds it thinks for every bucket, and every message between, with its bytes. So
+no scheme needs a formula of its own, and one machine can rehearse a group of thousands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.ledger import Ledger
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Conversation, Scheme
+from thinwire.ddp import attach
+from thinwire.exchange import arithmetic
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
+from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
+from thinwire.lab.cost.model import BucketTalk, Message, Step, Turn, kind_of
+
+WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time
+
+
+def rehearse(
+    model: DistributedDataParallel,
+    train: Callable[[], object],
+    scheme: str | Scheme,
+    *,
+    workers: int,
+    steps: int,
+    restore: Callable[[], object] = lambda: None,
+    meet: Callable[[], object] = lambda: None,
+) -> list[Step]:
+    """`steps` steps of `train()`, which runs `model` forward and backward once, as one of `workers` workers.
+
+    restore: called before every step.
+    meet: called, off the record, before every step and wherever workers would wait for each other. A barrier there
+        makes processes that share a machine slow each other down as they do when they train.
+    """
+    exchange = Rehearsal(workers, meet)
+    wire = attach(model, scheme, exchange=exchange)
+    stage = exchange.lane
+    assert isinstance(stage, _Stage)
+    found = []
+    try:
+        for _ in range(WARM_STEPS + steps):
+            restore()
+            meet()
+            stage.talks.clear()
+            began = stage.clock()
+            train()
+            talks = tuple(talk.since(began) for talk in stage.talks)
+            found.append(Step(stage.clock() - began, talks, wire.plain))
+    finally:
+        wire.close()
+    return found[WARM_STEPS:]
+
+
+@dataclass(frozen=True)
+class Meeting(Scheme):
+    """Workers meet for every bucket, and exchange one number: what a step costs when there is nothing to send."""
+
+    unbiased: ClassVar[bool] = True
+    exact: ClassVar[bool] = True  # so nothing is exempt, and the number is all that travels
+    any_float: ClassVar[bool] = True
+    summary: ClassVar[str] = "nothing but the meeting"
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        yield Sum(bucket.scratch.take("meeting", 1, torch.float32).zero_())
+        return bucket.flat
+
+
+def perform(
+    model: DistributedDataParallel,
+    train: Callable[[], object],
+    scheme: str | Scheme,
+    *,
+    exchange: AllReduce,
+    steps: int,
+    restore: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """The seconds of `steps` real steps of `train()`, over a real exchange."""
+    seconds = []
+    with attach(model, scheme, exchange=exchange):
+        for _ in range(WARM_STEPS + steps):
+            restore()
+            began = time.perf_counter()
+            train()
+            seconds.append(time.perf_counter() - began)
+    return seconds[WARM_STEPS:]
+
+
+class Rehearsal(AllReduce):
+    """An AllReduce whose workers are all copies of worker 0, whoever rehearses."""
+
+    def __init__(self, workers: int, meet: Callable[[], object]):
+        super().__init__()
+        self.workers = workers
+        self._meet = meet
+        self.worker = 0  # some schemes treat even and odd workers differently: THC's sums have room for n even ones
+
+    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+        arithmetic.check_route(self.route, scheme)
+        self.lane: Lane | None = _Stage(self.workers, self._meet, group, self.ledger)
+
+    def direct(self, scheme: Scheme) -> None:
+        """All conversations are heard on the stage, the shortest too."""
+
+    def agree(self, what: str) -> None:
+        """Copies agree."""
+
+    def close(self) -> None:
+        self.lane = None
+
+
+class _Stage(Lane):
+    """Drives a conversation from start to end where it is submitted, with made-up answers, and keeps the time.
+
+    `clock` stands still meanwhile: it shows the training thread's own seconds.
+    """
+
+    def __init__(self, workers: int, meet: Callable[[], object], group: dist.ProcessGroup, ledger: Ledger):
+        super().__init__(group, workers, ledger)
+        self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
+        self.talks: list[BucketTalk] = []
+        self._meet = meet
+        self._away = 0.0
+
+    def clock(self) -> float:
+        return time.perf_counter() - self._away
+
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
+        ready, began = self.clock(), time.perf_counter()
+        job = Job(begin, last, done)
+        talk, turns, result = begin(self._memory_for(job)), [], None
+        while result is None:
+            before = time.perf_counter()
+            try:
+                wanted = next(talk)
+            except StopIteration as stop:
+                wanted, result = (), stop.value
+            thought = time.perf_counter() - before
+            turns.append(Turn(thought, tuple(self._message(collective) for collective in wanted)))
+            for collective in wanted:
+                _answer(collective, self._workers)
+            if wanted:
+                self._meet()
+        self.talks.append(BucketTalk(ready, tuple(turns)))
+        job.end(result, None)
+        self._away += time.perf_counter() - began
+        return job
+
+    def close(self) -> None:
+        """There is no thread to end."""
+
+    def _message(self, collective: Collective) -> Message:
+        return Message(kind_of(collective), collective.amounts(self._workers)["bytes_sent"])
+
+
+def _answer(collective: Collective, workers: int) -> None:
+    """What the group would answer if every worker had given what this one gave."""
+    if isinstance(collective, AllReduced):
+        if collective.op == dist.ReduceOp.SUM:
+            collective.tensor.mul_(workers)
+    elif isinstance(collective, AllGathered):
+        collective.out.view(workers, -1).copy_(collective.tensor.view(1, -1))
+    elif isinstance(collective, AllToAll):
+        start = sum(collective.sizes[: collective.worker])
+        mine = collective.tensor[start : start + collective.sizes[collective.worker]]
+        collective.out.view(workers, -1).copy_(mine.view(1, -1))
+    else:
+        raise AssertionError(f"a rehearsal has no answer for {type(collective).__name__}")

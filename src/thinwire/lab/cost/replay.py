@@ -1,0 +1,202 @@
+"""Plays a step of training through on a virtual clock: the mechanism of the cost model that `cost` describes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.core.ledger import Ledger
+from thinwire.exchange.lane import Threaded
+from thinwire.lab.cost.model import BucketTalk, Carriage, Host, Link, Prediction, Step
+
+CHANNELS = 2  # collectives that a gloo process group works on at a time: its threads
+
+
+def predict(steps: Sequence[Step], link: Link, host: Host) -> Prediction:
+    """The typical step: each of `steps` played through, and the median of every figure."""
+    played = [play(step, link, host) for step in steps]
+    return Prediction(*(median(getattr(each, name) for each in played) for name in Prediction.__dataclass_fields__))
+
+
+def play(step: Step, link: Link, host: Host) -> Prediction:
+    """One step on the virtual clock."""
+    clock = _Clock(max((talk.ready for talk in step.talks), default=0.0), host, inline=step.plain)
+    (_go_direct if step.plain else _take_lane)(step, clock, link)
+    lane_ended = clock.now
+    clock.until_computed(clock.backward_seconds)
+    exposed = clock.stalled_seconds + max(0.0, lane_ended - clock.backward_ended)
+    thought = clock.thinking_seconds / ((clock.thinking_seconds + clock.waiting_seconds) or 1.0)
+    return Prediction(
+        clock.now - exposed + step.compute_seconds - clock.backward_seconds,
+        exposed * thought,
+        exposed * (1 - thought),
+        step.bytes_sent,
+        len(step.messages),
+    )
+
+
+def _take_lane(step: Step, clock: _Clock, link: Link) -> None:
+    """Driven by a real lane, so that its order is the real one."""
+    group: Any = clock  # what the lane starts collectives on
+    lane = Threaded(group, link.workers, Ledger(), "thinwire-played")
+    try:
+        jobs = [
+            lane.submit(
+                lambda scratch, talk=talk: _conversation(talk, clock, link),
+                last=talk is step.talks[-1],
+                done=lambda error: None,
+            )
+            for talk in step.talks
+        ]
+        for job in jobs:
+            job.wait()
+            if job.error is not None:
+                raise job.error
+    finally:
+        lane.close()
+
+
+def _go_direct(step: Step, clock: _Clock, link: Link) -> None:
+    """Training starts every bucket's sum itself, as soon as it can, and at the last bucket waits for all."""
+    talks = [_conversation(talk, clock, link) for talk in step.talks]
+    arrivals = [[sending.start(clock) for sending in next(talk, ())] for talk in talks]
+    for talk, expected in zip(talks, arrivals, strict=True):
+        for arrival in expected:
+            arrival.wait()
+        next(talk, None)
+
+
+def _conversation(talk: BucketTalk, clock: _Clock, link: Link) -> Generator[list[_Sending], None, Tensor]:
+    clock.until_computed(talk.ready)
+    for turn in talk.turns:
+        clock.think(turn.think_seconds)
+        if turn.messages:
+            yield [_Sending(message.bytes_sent, link.carriage(message.kind)) for message in turn.messages]
+    return torch.empty(0)
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """A message on the virtual wire, with a collective's interface."""
+
+    nbytes: float
+    carriage: Carriage
+
+    def amounts(self, workers: int) -> dict[str, float]:
+        return {"bytes_sent": self.nbytes}
+
+    def start(self, group: Any) -> _Arrival:
+        clock: _Clock = group
+        return _Arrival(clock, clock.carry(self.nbytes, self.carriage))
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    clock: _Clock
+    at: float
+
+    def wait(self) -> None:
+        self.clock.wait(self.at)
+
+
+class _Clock:
+    """Virtual time: the lane's thinking and waiting make it pass, and training and wire get on meanwhile.
+
+    inline: there is no lane; training thinks and waits itself, and does not get on meanwhile.
+    """
+
+    def __init__(self, backward_seconds: float, host: Host, inline: bool):
+        self.now = 0.0
+        self.computed = 0.0  # seconds of its own that the training thread has done
+        self.backward_seconds = backward_seconds  # as many of them can overlap with the lane
+        self.backward_ended = 0.0 if backward_seconds == 0 else math.inf
+        self.thinking_seconds = 0.0  # the lane's, like the next
+        self.waiting_seconds = 0.0
+        self.stalled_seconds = 0.0  # that training thought itself, in the middle of backward
+        self._inline = inline
+        self._host = host
+        self._channels = [0.0] * CHANNELS  # when each is free
+        self._wire_free = 0.0
+        self._moved: list[tuple[float, float, float]] = []  # (from, to, cores) that move messages
+
+    def until_computed(self, seconds: float) -> None:
+        self._pass(until_computed=seconds)
+
+    def think(self, seconds: float) -> None:
+        before, stalls = self.now, self._inline and self.computed < self.backward_seconds
+        self._pass(thinking=seconds)
+        self.thinking_seconds += self.now - before
+        if stalls:
+            self.stalled_seconds += self.now - before
+
+    def wait(self, until: float) -> None:
+        self.waiting_seconds += max(0.0, until - self.now)
+        self._pass(until=until)
+
+    def carry(self, nbytes: float, carriage: Carriage) -> float:
+        """Put bytes on the wire; when they arrive."""
+        self._channels.sort()
+        begin = max(self.now, self._channels[0], self._wire_free)
+        self._wire_free = end = begin + nbytes * carriage.seconds_per_byte
+        self._channels[0] = arrival = end + carriage.latency_seconds
+        self._occupy(begin, end, nbytes * carriage.processor_seconds_per_byte)
+        self._occupy(end, arrival, carriage.processor_seconds)
+        return arrival
+
+    def _occupy(self, begin: float, end: float, processor_seconds: float) -> None:
+        if end > begin:
+            self._moved.append((begin, end, processor_seconds / (end - begin)))
+
+    def _pass(self, *, until: float = math.inf, until_computed: float = math.inf, thinking: float = math.inf) -> None:
+        """Let time pass until the first of the three is reached, in pieces in which all rates are constant."""
+        left = thinking
+        while left > 0 and self.now < until and self.computed < until_computed:
+            training = self.computed < self.backward_seconds and not (self._inline and thinking < math.inf)
+            rate = self._host.rate(training + (thinking < math.inf), self._moving())
+            piece = min(left / rate, until - self.now, *self._edges())
+            if training:
+                goal = min(until_computed, self.backward_seconds)
+                piece = min(piece, (goal - self.computed) / rate)
+                self.computed += piece * rate
+                if self.computed >= goal * (1 - 1e-12):
+                    self.computed = goal
+                if self.computed == self.backward_seconds:
+                    self.backward_ended = self.now + piece
+            assert piece < math.inf, "nothing would ever happen"
+            left -= piece * rate
+            if left < 1e-12:
+                left = 0.0
+            self.now += piece
+
+    def _moving(self) -> float:
+        return sum(cores for begin, end, cores in self._moved if begin <= self.now < end)
+
+    def _edges(self) -> Iterator[float]:
+        """Seconds until the wire's next message begins or ends."""
+        for begin, end, _ in self._moved:
+            yield from (edge - self.now for edge in (begin, end) if edge > self.now)
+
+
+def break_even(ours: Callable[[float], float], theirs: Callable[[float], float]) -> float | None:
+    """The highest bandwidth, in bits per second, at which `ours` is as fast as `theirs` (seconds of a bandwidth).
+
+    None: at no bandwidth; infinity: at every one.
+    """
+    grid = [10 ** (exponent / 2) for exponent in range(10, 25)]  # 100 kbit .. 1 Tbit
+    faster = [bandwidth for bandwidth in grid if ours(bandwidth) < theirs(bandwidth)]
+    if not faster:
+        return None
+    low = faster[-1]
+    if low == grid[-1]:
+        return math.inf
+    high = grid[grid.index(low) + 1]
+    for _ in range(10):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if ours(middle) < theirs(middle) else (low, middle)
+    return low

@@ -1,0 +1,221 @@
+"""`thinwire simulate`: what schemes would cost with more workers than there are, on paper.
+
+Seconds and bytes: the schemes are rehearsed as one of n workers (see `rehearse`: the real exchange's code, one worker's
+part of it, on this machine, one thread), and the step is played by the cost model (see `cost`) over a link on paper:
+every worker on a machine of its own, all links alike. Messages travel as gloo's do: an all-reduce is a ring, 2 (n - 1)
+hops one after the other; an all-gather is a ring of n - 1; in an all-to-all all sends are under way at once. Workers
+are equally fast: what waiting for the slowest of thousands costs is not in it.
+
+Where a rehearsal would take too long (a scheme that decodes n payloads), bytes and seconds go on from the last two
+rehearsed numbers of workers in a straight line, and the point says so.
+
+Errors: vNMSE of real gradients (the embedded images, a small perceptron, other images for every worker), by
+`Simulation`, error memory off, in the third step on the same gradients; up to as many workers as are affordable, not
+measured beyond.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.ddp import SMALL
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.simulation import Simulation
+from thinwire.lab.cost.link import cores
+from thinwire.lab.cost.model import FLOATS, Carriage, Host, Link, Message, Prediction, Step
+from thinwire.lab.cost.rehearsal import rehearse
+from thinwire.lab.cost.replay import predict
+from thinwire.lab.cost.survey import Matrices
+from thinwire.lab.network.network import Network
+from thinwire.lab.runs import launch
+from thinwire.lab.tasks import datasets, models
+
+WORKERS = (8, 64, 512, 4096)
+AFFORDABLE_SECONDS = 2.0  # of one rehearsed or simulated step; beyond, numbers are extrapolated or left out
+AFFORDABLE_BYTES = 2**30  # of what one worker would receive in one rehearsed message
+ERROR_STEPS = 3  # the last counts: low-rank bases are warm by then
+ERROR_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Point:
+    """One scheme at one number of workers."""
+
+    scheme: str
+    workers: int
+    prediction: Prediction
+    extrapolated: bool  # bytes and seconds were not rehearsed at this number of workers
+    vnmse: float | None  # None: not measured
+
+
+@dataclass(frozen=True)
+class Study:
+    """All points, and what they rest on."""
+
+    parameters: int
+    compute_seconds: float
+    bits_per_second: float
+    latency_seconds: float  # of one hop
+    points: list[Point]
+
+    def of(self, scheme: str) -> list[Point]:
+        return [point for point in self.points if point.scheme == scheme]
+
+    @property
+    def schemes(self) -> list[str]:
+        return list(dict.fromkeys(point.scheme for point in self.points))
+
+    @property
+    def workers(self) -> list[int]:
+        return sorted({point.workers for point in self.points})
+
+    def as_json(self) -> dict[str, Any]:
+        listed = [
+            asdict(point) | {"seconds": point.prediction.seconds, "bound": point.prediction.bound}
+            for point in self.points
+        ]
+        return {**vars(self), "points": listed}
+
+
+def simulate(
+    schemes: Sequence[str],
+    *,
+    parameters: int,
+    workers: Sequence[int] = WORKERS,
+    compute_seconds: float = 0.0,
+    bits_per_second: float = 1e10,
+    latency_seconds: float = 2e-5,
+    on_scheme: Callable[[str], None] = lambda scheme: None,
+) -> Study:
+    """Every scheme at every number of workers. Raises ValueError for what cannot be."""
+    counts = sorted(set(workers))
+    if not counts or counts[0] < 2:
+        raise ValueError(f"workers must be at least 2, got {', '.join(map(str, workers)) or 'none'}")
+    for name, value in (("compute", compute_seconds), ("latency", latency_seconds)):
+        if value < 0:
+            raise ValueError(f"the {name} must not be negative, got {value} s")
+    host = Host(cores())
+    gradients = _gradients(counts)
+    points = []
+    for scheme in schemes:
+        on_scheme(scheme)
+        (rehearsed,) = launch.gather(_rehearsed, (parameters, scheme, counts), workers=1, network=Network("none"))
+        errors = _errors(scheme, gradients, counts)
+        for count in counts:
+            steps, extrapolated = rehearsed[count]
+            link = paper_link(count, bits_per_second, latency_seconds)
+            steps = [step.computing(compute_seconds) for step in steps]
+            points.append(Point(scheme, count, predict(steps, link, host), extrapolated, errors.get(count)))
+    return Study(parameters, compute_seconds, bits_per_second, latency_seconds, points)
+
+
+def paper_link(workers: int, bits_per_second: float, latency_seconds: float) -> Link:
+    """A link whose messages take gloo's way, `latency_seconds` a hop."""
+    hops = {FLOATS: 2 * (workers - 1), "AllGathered": workers - 1, "AllToAll": 1}
+    carriages = {kind: Carriage(count * latency_seconds, 8 / bits_per_second) for kind, count in hops.items()}
+    return Link(workers, carriages)
+
+
+def _rehearsed(
+    exchange: Callable[[], AllReduce], parameters: int, scheme: str, counts: Sequence[int]
+) -> dict[int, tuple[list[Step], bool]]:
+    """{workers: (steps, extrapolated)}"""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Matrices(parameters))
+
+    def train() -> None:
+        model.zero_grad()
+        model(torch.ones(())).backward()
+
+    found: dict[int, tuple[list[Step], bool]] = {}
+    for count in counts:
+        done = [(n, steps) for n, (steps, extrapolated) in found.items() if not extrapolated]
+        if len(done) >= 2 and _too_long(done[-1], count):
+            found[count] = ([extended(a, b, done[-2][0], done[-1][0], count) for a, b in _pairs(done)], True)
+        else:
+            found[count] = (rehearse(model, train, scheme, workers=count, steps=1), False)
+    return found
+
+
+def _pairs(done: Sequence[tuple[int, list[Step]]]) -> zip[tuple[Step, Step]]:
+    return zip(done[-2][1], done[-1][1], strict=True)
+
+
+def _too_long(last: tuple[int, list[Step]], count: int) -> bool:
+    """Whether a rehearsal with `count` workers might be, if all grows as their number does."""
+    before, steps = last
+    growth = count / before
+    seconds = max(step.think_seconds for step in steps) * growth
+    received = max((m.bytes_sent for step in steps for m in step.messages if m.kind == "AllGathered"), default=0)
+    return seconds > AFFORDABLE_SECONDS or received * growth > AFFORDABLE_BYTES
+
+
+def extended(a: Step, b: Step, at_a: int, at_b: int, count: int) -> Step:
+    """The step with `count` workers, on the straight line through those with `at_a` and `at_b` workers."""
+
+    def line(x: float, y: float) -> float:
+        return max(0.0, y + (y - x) * (count - at_b) / (at_b - at_a))
+
+    talks = []
+    for one, other in zip(a.talks, b.talks, strict=True):
+        turns = []
+        for x, y in zip(one.turns, other.turns, strict=True):
+            messages = tuple(
+                Message(n.kind, line(m.bytes_sent, n.bytes_sent)) for m, n in zip(x.messages, y.messages, strict=True)
+            )
+            turns.append(replace(y, think_seconds=line(x.think_seconds, y.think_seconds), messages=messages))
+        talks.append(replace(other, turns=tuple(turns)))
+    return replace(b, talks=tuple(talks))
+
+
+def _gradients(counts: Sequence[int]) -> list[dict[str, Tensor]]:
+    """One gradient for each of as many workers as the errors may be simulated with."""
+    torch.manual_seed(0)
+    model = models.mlp(32)
+    train = datasets.embedded_images().train
+    shapes = {name: p for name, p in model.named_parameters() if p.ndim > 1 and p.numel() >= SMALL}
+    most = AFFORDABLE_BYTES // 4 // (4 * sum(p.numel() for p in shapes.values()))
+    found = []
+    for _ in range(max((count for count in counts if count <= most), default=0)):
+        batch = train[torch.randint(len(train), (ERROR_BATCH,))]
+        model.zero_grad()
+        functional.cross_entropy(model(batch.inputs), batch.targets).backward()
+        found.append({name: p.grad.clone() for name, p in shapes.items() if p.grad is not None})
+    return found
+
+
+def _errors(scheme: str, gradients: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> dict[int, float]:
+    """{workers: vNMSE}, as far as is affordable."""
+    found: dict[int, float] = {}
+    seconds = 0.0
+    for before, count in pairwise((counts[0], *counts)):
+        # A two-shot encodes n parts for each of n workers.
+        if count > len(gradients) or seconds * (count / before) ** 2 > AFFORDABLE_SECONDS * ERROR_STEPS:
+            break
+        began = time.perf_counter()
+        found[count] = vnmse(scheme, gradients[:count])
+        seconds = time.perf_counter() - began
+    return found
+
+
+def vnmse(scheme: str, gradients: Sequence[dict[str, Tensor]]) -> float:
+    """|X - Xhat|^2 / |X|^2 of the workers' mean gradient X and what the scheme makes of it."""
+    simulation = Simulation(scheme, workers=len(gradients), feedback=False)
+    means: dict[str, Tensor] = {}
+    for _ in range(ERROR_STEPS):
+        means = simulation.reduce(gradients)
+    lost = total = 0.0
+    for name, mean in means.items():
+        exact = torch.stack([gradient[name] for gradient in gradients]).mean(0)
+        lost += (exact - mean).square().sum().item()
+        total += exact.square().sum().item()
+    return lost / total

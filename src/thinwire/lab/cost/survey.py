@@ -1,0 +1,178 @@
+"""What advice rests on: a link, a host, rehearsed steps of every scheme, and what it costs the workers to meet.
+
+`survey` runs on every worker of a group, on a model of theirs; `Survey` is what they found, the same on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.objects import all_gather_objects
+from thinwire.lab.cost import link as links
+from thinwire.lab.cost.model import BucketTalk, Host, Link, Prediction, Step
+from thinwire.lab.cost.rehearsal import Meeting, perform, rehearse
+from thinwire.lab.cost.replay import predict
+from thinwire.lab.tasks import tasks
+
+STEPS = 6  # rehearsed for every scheme, by every worker
+MEETINGS = 12
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was measured of a group that trains a model. Steps are as the slowest worker makes them."""
+
+    parameters: int
+    workers: int
+    link: Link
+    host: Host
+    meeting: list[Step]  # rehearsed
+    meeting_seconds: float  # the same steps for real
+    steps: dict[str, list[Step]]
+    performed: dict[str, float] = field(default_factory=dict)  # seconds per step, measured; where asked for
+
+    def predict(self, scheme: str, bits_per_second: float | None = None) -> Prediction:
+        """A step under `scheme`, over the link as it is or at another bandwidth.
+
+        A step in which workers meet, and exchange nothing, takes longer for real than when it is played: no two
+        workers are equally fast, and all wait for the slowest. Every scheme is given that time on top.
+        """
+        link = self.link if bits_per_second is None else self.link.at(bits_per_second, self.host)
+        return predict(self.steps[scheme], link, self.host).waiting(self.straggling_seconds)
+
+    @property
+    def straggling_seconds(self) -> float:
+        return max(0.0, self.meeting_seconds - predict(self.meeting, self.link, self.host).seconds)
+
+
+def survey(
+    model: DistributedDataParallel,
+    train: Callable[[], object],
+    schemes: Sequence[str],
+    *,
+    exchange: Callable[[], AllReduce] = AllReduce,
+    restore: Callable[[], object] = lambda: None,
+    performed_steps: int = 0,
+) -> Survey:
+    """Measure the group of `model`. Every worker calls it with the same schemes and gets the same survey.
+
+    train: one step, without anything that lasts but gradients (what lasts is undone by `restore`, between steps).
+    performed_steps: train so many steps under every scheme for real, too, right after rehearsing it.
+    """
+    group = model.process_group
+    assert isinstance(group, dist.ProcessGroup)
+    workers = dist.get_world_size(group)
+
+    def meet() -> None:
+        dist.barrier(group)
+
+    def rehearsed(scheme: str | Meeting, steps: int = STEPS) -> list[Step]:
+        return rehearse(model, train, scheme, workers=workers, steps=steps, restore=restore, meet=meet)
+
+    def real(scheme: str | Meeting, steps: int) -> list[float]:
+        return perform(model, train, scheme, exchange=exchange(), steps=steps, restore=restore)
+
+    link, host = links.measure(exchange(), group), links.host(group)
+    meeting = rehearsed(Meeting(), MEETINGS)
+    met = real(Meeting(), MEETINGS)
+    steps, performed = {}, {}
+    for scheme in schemes:
+        steps[scheme] = rehearsed(scheme)
+        if performed_steps:
+            performed[scheme] = mean(real(scheme, performed_steps))
+            steps[scheme] += rehearsed(scheme)  # before and after, so that what disturbs the machine disturbs both
+
+    told = all_gather_objects((meeting, mean(met), steps, performed), group)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Survey(
+        parameters, workers, link, host,
+        meeting=slowest([each[0] for each in told]),
+        meeting_seconds=mean(each[1] for each in told),
+        steps={scheme: slowest([each[2][scheme] for each in told]) for scheme in schemes},
+        performed={scheme: mean(each[3][scheme] for each in told) for scheme in performed},
+    )  # fmt: skip
+
+
+def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
+    """The steps of several workers that ask the same of each other as those of one that is always the slowest.
+
+    Who is slow changes from one turn to the next, and all wait for that one.
+    """
+    found = []
+    for steps in zip(*workers, strict=True):
+        talks = []
+        for each in zip(*(step.talks for step in steps), strict=True):
+            turns = tuple(
+                replace(turn[0], think_seconds=max(one.think_seconds for one in turn))
+                for turn in zip(*(talk.turns for talk in each), strict=True)
+            )
+            talks.append(BucketTalk(max(talk.ready for talk in each), turns))
+        compute_seconds = max(step.compute_seconds for step in steps)
+        found.append(replace(steps[0], compute_seconds=compute_seconds, talks=tuple(talks)))
+    return found
+
+
+def of_task(
+    exchange: Callable[[], AllReduce], spec: str, data: Path | None, schemes: Sequence[str], performed_steps: int
+) -> Survey:
+    """Survey the default group, each worker training its shard of a task of the lab."""
+    task = tasks.load(spec, data)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(task.model())
+    optimizer = task.optimizer(model.parameters())
+    shard = task.dataset.train.shard(dist.get_rank(), dist.get_world_size(), seed=0, skew=task.skew)
+    batches = shard.batches(task.batch, seed=dist.get_rank())
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def train() -> None:
+        batch = next(batches)
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def restore() -> None:
+        # Rehearsed steps apply gradients that nobody else has: the weights would run off.
+        for parameter, value in zip(model.parameters(), kept, strict=True):
+            parameter.copy_(value)
+
+    return survey(model, train, schemes, exchange=exchange, restore=restore, performed_steps=performed_steps)
+
+
+def of_size(
+    exchange: Callable[[], AllReduce], parameters: int, compute_seconds: float, schemes: Sequence[str]
+) -> Survey:
+    """Survey the default group on a model that is nothing but matrices, said to compute for `compute_seconds`."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Matrices(parameters))
+
+    def train() -> None:
+        model.zero_grad()
+        model(torch.ones(())).backward()
+
+    found = survey(model, train, schemes, exchange=exchange)
+    steps = {name: [step.computing(compute_seconds) for step in each] for name, each in found.steps.items()}
+    return replace(found, steps=steps)
+
+
+class Matrices(nn.Module):
+    """`parameters` weights in matrices of 1024 x 1024, and what is left. Their gradients are themselves."""
+
+    def __init__(self, parameters: int):
+        super().__init__()
+        rows = [1024] * (parameters // 1024**2) + [parameters % 1024**2 // 1024]
+        left = parameters % 1024
+        shapes = [(r, 1024) for r in rows if r] + [(left,)] * bool(left)
+        self.weights = nn.ParameterList(torch.randn(shape) for shape in shapes)
+
+    def forward(self, scale: Tensor) -> Tensor:
+        return scale * 0.5 * torch.stack([weight.square().sum() for weight in self.weights]).sum()

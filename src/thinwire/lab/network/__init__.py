@@ -1,0 +1,1 @@
+"""Links as slow as asked for."""

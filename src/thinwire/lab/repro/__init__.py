@@ -1,0 +1,1 @@
+"""The papers' claims on their own set-ups, measured beside expected."""

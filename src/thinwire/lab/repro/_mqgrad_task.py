@@ -1,0 +1,119 @@
+"""What the runs of `thinwire repro mqgrad` have in common: model, examples, the ladder of widths, the judging."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.scheme import Codec, Knob
+from thinwire.exchange.codecs import Floats
+from thinwire.lab.tasks import datasets
+from thinwire.schemes.qsgd import QSGD
+
+WORKERS, BATCH = 2, 32
+RATE, MOMENTUM = 0.1, 0.9
+MENU = (2, 4, 8, 16)
+JUDGED_EVERY = 5  # steps
+SMOOTHED_OVER = 4  # judged losses: a lucky one is not a target reached
+
+
+@dataclass(frozen=True)
+class Ladder(Codec):
+    """QSGD at 2, 4 and 8 bits, half precision at 16: one knob over the whole range."""
+
+    unbiased: ClassVar[bool] = True
+    grain: ClassVar[int | None] = 128
+    summary: ClassVar[str] = "qsgd and fp16 on one knob"
+
+    @property
+    def knob(self) -> Knob:
+        return Knob("bits", MENU, 4)
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return _rung(level).nbytes(layout, level)
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        _rung(level).encode(bucket, level, out)
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        _rung(level).decode_add(data, layout, level, out, weight)
+
+
+def _rung(level: float) -> Codec:
+    return Floats("float16") if level == 16 else QSGD(bits=int(level), block=128)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    curve: tuple[tuple[float, float], ...]  # at every judged step: seconds of training so far, smoothed loss
+    levels: tuple[float, ...]  # one per step
+    accuracy: float  # at the end, on the test images
+    controller_seconds: float  # what the controller's own thinking took
+
+    def seconds_to(self, target: float) -> float:
+        """Infinite where the loss never came down to the target."""
+        return next((seconds for seconds, loss in self.curve if loss <= target), math.inf)
+
+    @property
+    def seconds(self) -> float:
+        return self.curve[-1][0]
+
+
+def network(seed: int) -> nn.Module:
+    """784-128-10, without biases: 101,632 weights, little to compute and much to send."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(784, 128, bias=False), nn.ReLU(), nn.Linear(128, 10, bias=False))
+
+
+def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
+
+
+def batches(seed: int, worker: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """A worker's examples, without end: everybody shuffles alike and takes its own part of each batch of the group."""
+    images, labels, _, _ = examples()
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(images), generator=generator)
+        for group in order.split(WORKERS * BATCH):
+            if len(group) == WORKERS * BATCH:
+                rows = group[worker * BATCH : (worker + 1) * BATCH]
+                yield images[rows], labels[rows]
+
+
+@torch.no_grad()
+def judge(seed: int, snapshots: Sequence[Tensor]) -> tuple[list[float], float]:
+    """For every snapshot of the weights the loss on the first 1,000 training images, smoothed; the last one's accuracy
+    on the test images."""
+    images, labels, tests, answers = examples()
+    net, losses = network(seed), []
+    for snapshot in snapshots:
+        nn.utils.vector_to_parameters(snapshot, net.parameters())
+        losses.append(functional.cross_entropy(net(images[:1000]), labels[:1000]).item())
+    smoothed = [fmean(losses[max(0, at - SMOOTHED_OVER) : at]) for at in range(1, len(losses) + 1)]
+    return smoothed, float((net(tests).argmax(1) == answers).float().mean())
+
+
+@cache
+def examples() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training images and labels, test images and labels: the embedded ones, flat and centred."""
+    dataset = datasets.embedded_images()
+
+    def flat(images: Tensor) -> Tensor:
+        return images.float().flatten(1) / 255 - 0.29
+
+    return (
+        flat(dataset.train.inputs), dataset.train.targets.long(),
+        flat(dataset.test.inputs), dataset.test.targets.long(),
+    )  # fmt: skip

@@ -1,0 +1,255 @@
+"""What `repro utility` compares, and what can be claimed of the outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import stdev
+from typing import Any
+
+from thinwire.lab.report import table
+from thinwire.lab.report.table import Row, times
+
+CLOSE = 1.25  # "about the same" vNMSE: at most this many times
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A scheme, and the bits per coordinate in what one worker says (in the sum, where sums are wider)."""
+
+    name: str
+    bits: float
+    spec: str
+    quick: bool = False  # part of the small version, too
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.bits:g} bit{'s' * (self.bits != 1)}"
+
+
+FP32, FP16 = Contender("fp32", 32, "fp32", quick=True), Contender("fp16", 16, "fp16", quick=True)
+TOPK, TOPKC, POWERSGD, TNQ = "Top-k", "TopKC", "PowerSGD", "TNQ"
+THC, FULL, SATURATING = "THC", "THC, full rotation", "THC, saturating"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a contender: its runs, and its error on gradients of the same task. A failed one is the worst."""
+
+    contender: Contender
+    row: Row
+    vnmse: float  # of one step's mean, without error memory
+
+    @property
+    def title(self) -> str:
+        return self.contender.title
+
+    @property
+    def seconds(self) -> float:
+        """To the target; infinite unless every run reached it."""
+        return math.inf if self.row.mean_seconds is None else self.row.mean_seconds
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.row.steps_per_second or 0.0
+
+    @property
+    def encode_seconds(self) -> float:
+        """Per step, as far as training waited for it."""
+        return math.inf if self.row.encode_seconds is None else self.row.encode_seconds
+
+    @property
+    def bytes_per_step(self) -> float:
+        return self.row.bytes_per_step or math.inf
+
+
+def claims_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The claims that these outcomes can decide."""
+    return [
+        *_chunk_claims(outcomes),
+        *_rotation_claims(outcomes),
+        *_saturation_claims(outcomes),
+        *_low_rank_claims(outcomes),
+        *_baseline_claims(outcomes),
+        *_proxy_claims(outcomes),
+    ]
+
+
+def _claim(text: str, measured: str, expected: str, holds: bool) -> dict[str, Any]:
+    return {"claim": text, "measured": measured, "expected": expected, "holds": holds}
+
+
+def _pairs(outcomes: Sequence[Outcome], first: str, second: str) -> list[tuple[Outcome, Outcome]]:
+    """Two kinds of contenders at equal bits."""
+    seconds = {each.contender.bits: each for each in outcomes if each.contender.name == second}
+    firsts = (each for each in outcomes if each.contender.name == first)
+    return [(each, seconds[each.contender.bits]) for each in firsts if each.contender.bits in seconds]
+
+
+def _sooner(first: Outcome, second: Outcome, text: str) -> dict[str, Any]:
+    measured = f"{seconds_text(first)} and {seconds_text(second)}, in seconds"
+    return _claim(text, measured, "sooner", first.seconds < second.seconds)
+
+
+def seconds_text(outcome: Outcome) -> str:
+    """To the target: the mean, and the deviation over the seeds."""
+    reached = [seconds for seconds in outcome.row.seconds_to_target if seconds is not None]
+    if not math.isfinite(outcome.seconds):
+        return f"in {len(reached)} of {len(outcome.row.seconds_to_target)} runs"
+    return f"{outcome.seconds:.2f}" + (f" ± {stdev(reached):.2f}" if len(reached) > 1 else "")
+
+
+def _chunk_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    claims = []
+    for chunks, entries in _pairs(outcomes, TOPKC, TOPK):
+        at = f"{chunks.contender.bits:g} bits: "
+        claims += [
+            _claim(
+                at + "Top-k has less vNMSE than TopKC",
+                f"{entries.vnmse:.3f} and {chunks.vnmse:.3f}",
+                "less",
+                entries.vnmse < chunks.vnmse,
+            ),
+            _claim(
+                at + "TopKC makes more steps a second than Top-k",
+                f"{chunks.steps_per_second:.2f} and {entries.steps_per_second:.2f}",
+                "more",
+                chunks.steps_per_second > entries.steps_per_second,
+            ),
+            _sooner(chunks, entries, at + "TopKC reaches the target sooner than Top-k"),
+        ]
+    return claims
+
+
+def _rotation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    claims = []
+    for partial, full in _pairs(outcomes, THC, FULL):
+        claims += [
+            _claim(
+                "THC: the partial rotation spends less time on encoding than the full one",
+                f"{1e3 * partial.encode_seconds:.1f} and {1e3 * full.encode_seconds:.1f} ms a step",
+                "less",
+                partial.encode_seconds < full.encode_seconds,
+            ),
+            _claim(
+                "THC: the partial rotation has about the vNMSE of the full one",
+                f"{partial.vnmse:.4f} and {full.vnmse:.4f}",
+                f"at most {CLOSE:g} times",
+                partial.vnmse <= CLOSE * full.vnmse,
+            ),
+            _sooner(partial, full, "THC: the partial rotation reaches the target sooner than the full one"),
+        ]
+    return claims
+
+
+def _saturation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    claims = []
+    specs = {each.contender.spec: each for each in outcomes}
+    wide, narrow = specs.get("thc(bits=4, rotate=10)"), specs.get("thc(bits=4, rotate=10, saturate=True)")
+    if wide and narrow:
+        claims += [
+            _claim(
+                "THC, 4-bit integers: saturation sends fewer bytes",
+                f"{narrow.bytes_per_step / 1e6:.3f} and {wide.bytes_per_step / 1e6:.3f} MB a step",
+                "two thirds, within 5%",
+                abs(narrow.bytes_per_step / wide.bytes_per_step / (4 / 6) - 1) <= 0.05,
+            ),
+            _claim(
+                "THC, 4-bit integers: saturation has about the same vNMSE",
+                f"{narrow.vnmse:.4f} and {wide.vnmse:.4f}",
+                f"at most {CLOSE:g} times",
+                narrow.vnmse <= CLOSE * wide.vnmse,
+            ),
+            _sooner(narrow, wide, "THC, 4-bit integers: saturation reaches the target sooner"),
+        ]
+    for narrow, wide in _pairs(outcomes, SATURATING, THC):
+        claims.append(
+            _claim(
+                f"THC, {narrow.contender.bits:g} bits in the sum: saturating sums have less vNMSE than small integers",
+                f"{narrow.vnmse:.2g} and {wide.vnmse:.2g}",
+                "less",
+                narrow.vnmse < wide.vnmse,
+            )
+        )
+    return claims
+
+
+def _low_rank_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    ranks = [each for each in outcomes if each.contender.name == POWERSGD]
+    if len(ranks) < 2:
+        return []
+    low, high = ranks[0], ranks[-1]
+    return [
+        _claim(
+            "PowerSGD: the higher rank has less vNMSE",
+            f"{high.vnmse:.3f} and {low.vnmse:.3f}",
+            "less",
+            high.vnmse < low.vnmse,
+        ),
+        _sooner(low, high, "PowerSGD: the lower rank reaches the target sooner all the same"),
+    ]
+
+
+def _baseline_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    compressed = compressed_of(outcomes)
+
+    def paying(ratios: list[float | None]) -> int:
+        return sum(ratio is not None and ratio >= table.WORTH for ratio in ratios)
+
+    by_fp32 = paying([each.row.speedup_fp32 for each in compressed])
+    by_fp16 = paying([each.row.speedup_fp16 for each in compressed])
+    [fp16] = (each for each in outcomes if each.contender == FP16)
+    return [
+        _claim(
+            "fp32 is a weak baseline: fp16 alone reaches the target sooner",
+            f"{times(fp16.row.speedup_fp32) or 'not reached'}",
+            "at least 1.5x",
+            (fp16.row.speedup_fp32 or 0.0) >= 1.5,
+        ),
+        _claim(
+            "some schemes pay against fp32 but not against fp16",
+            f"{by_fp32} and {by_fp16} of {len(compressed)}",
+            "fewer against fp16",
+            by_fp16 < by_fp32,
+        ),
+    ]
+
+
+def _proxy_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    compressed = compressed_of(outcomes)
+    soonest = min(compressed, key=lambda each: each.seconds)
+    exactest = min(compressed, key=lambda each: each.vnmse)
+    fastest = max(compressed, key=lambda each: each.steps_per_second)
+    return [
+        _claim(
+            "the scheme with the least vNMSE is not the first at the target",
+            f"{exactest.title} has the least, {soonest.title} is first",
+            "different",
+            exactest is not soonest,
+        ),
+        _claim(
+            "the scheme with the most steps a second is not the first at the target",
+            f"{fastest.title} has the most, {soonest.title} is first",
+            "different",
+            fastest is not soonest,
+        ),
+        _misled(compressed, "vNMSE", lambda each: each.vnmse),
+        _misled(compressed, "throughput", lambda each: -each.steps_per_second),
+    ]
+
+
+def _misled(compressed: Sequence[Outcome], proxy: str, order: Callable[[Outcome], float]) -> dict[str, Any]:
+    pairs = [(a, b) for a, b in combinations(compressed, 2) if a.seconds != b.seconds]
+    wrong = sum((order(a) < order(b)) != (a.seconds < b.seconds) for a, b in pairs)
+    return _claim(
+        f"{proxy} puts pairs of schemes in another order than seconds to the target",
+        f"{wrong} of {len(pairs)} pairs",
+        "more than one in ten",
+        wrong > 0.1 * len(pairs),
+    )
+
+
+def compressed_of(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [each for each in outcomes if each.contender not in (FP32, FP16)]

@@ -1,0 +1,166 @@
+"""`thinwire compare`: the same task under several schemes, and which of them is at the target first."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from thinwire import control
+from thinwire import schemes as registry
+from thinwire.lab.network import network as networks
+from thinwire.lab.network import shaped
+from thinwire.lab.report import report as reports
+from thinwire.lab.report import table
+from thinwire.lab.report.progress import LiveTable
+from thinwire.lab.runs import topology as ways
+from thinwire.lab.runs.record import Plan, Record
+from thinwire.lab.runs.run import execute
+from thinwire.lab.tasks import tasks as task_specs
+from thinwire.steering import Steering
+
+DEFAULT_TASKS = ("mlp(width=1024)",)
+DEFAULT_EXCHANGES = ("allreduce",)
+DEFAULT_NETWORK = "auto:100mbit"
+
+
+def compare(
+    tasks: Sequence[str] = DEFAULT_TASKS,
+    schemes: Sequence[str] = (),
+    *,
+    exchanges: Sequence[str] = DEFAULT_EXCHANGES,
+    controllers: Sequence[str] = (),
+    network: str = DEFAULT_NETWORK,
+    seeds: int = 1,
+    workers: int = 4,
+    steps: int | None = None,
+    data: Path | None = None,
+    json: Path | None = None,
+    report: Path | None = None,
+    console: Console | None = None,
+) -> Record:
+    """Run every task under every scheme, exchange and seed; show progress, then the table and the verdicts.
+
+    schemes: compared over every exchange of their kind: schemes over allreduce and server, mixers over gossip. None:
+        the exchanges' defaults.
+    controllers: each of them also turns the knob of every scheme that has one, in runs of their own.
+
+    Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
+    seed, so that what disturbs the machine for a while disturbs all alike. The baseline, fp16 over allreduce, is added
+    if it is not among them. The record is written to `json` after every run, the page to `report` at the
+    end. Ctrl-C ends it early with what is finished. Mistakes in the arguments raise ValueError before
+    anything is started.
+    """
+    console = console or Console()
+    net = _check(tasks, network, seeds, workers, steps, data)
+    contestants = _contestants(schemes, exchanges, controllers, workers)
+    plans = [
+        Plan(task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller)
+        for seed in range(seeds)
+        for task in tasks
+        for exchange, scheme, controller in contestants
+    ]
+    record = Record(
+        {
+            "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
+            "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
+            "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
+            "data": str(data) if data else None,
+            "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
+        }
+    )  # fmt: skip
+    servers = max(ways.parse(exchange).server_count for exchange in record.config["exchanges"])
+    try:
+        with (
+            shaped.Shaped(net, workers, servers) if net.mode == "shaped" else contextlib.nullcontext() as links,
+            LiveTable(plans, console) as live,
+        ):
+            for plan in plans:
+                task = task_specs.load(plan.task, data)
+                live.started(plan.steps or task.steps, task.metric.name)
+                record.runs.append(execute(plan, links, live.advanced))
+                if json:
+                    record.save(json)
+                live.finished(record.runs[-1])
+    except KeyboardInterrupt:
+        record.interrupted = True
+    if json:
+        record.save(json)
+    if report and record.runs:
+        reports.write([record], report)
+    show(record, console)
+    return record
+
+
+def show(record: Record, console: Console) -> None:
+    """The table and the verdicts."""
+    rows = table.summarise(record)
+    if not rows:
+        console.print("interrupted before the first run was finished")
+        return
+    console.print(table.render(record, rows))
+    console.print()
+    for row in rows:
+        task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
+        console.print(f"{task}{row.label}: {row.verdict}", highlight=False, markup=False)
+
+
+def _check(
+    tasks: Sequence[str], network: str, seeds: int, workers: int, steps: int | None, data: Path | None
+) -> networks.Network:
+    """Raise ValueError for whatever cannot be run; the network as it will be."""
+    for name, count, least in (("seeds", seeds, 1), ("workers", workers, 2), ("steps", steps, 1)):
+        if count is not None and count < least:
+            raise ValueError(f"{name} must be at least {least}, got {count}")
+    _each_once("task", tasks)
+    if not tasks:
+        raise ValueError("name at least one task")
+    for task in tasks:
+        loaded = task_specs.load(task, data)
+        smallest = len(loaded.dataset.train) // workers
+        if loaded.batch > smallest:
+            raise ValueError(
+                f"task {task}: a batch of {loaded.batch} does not fit {workers} shards of {smallest} examples"
+            )
+    net = networks.parse(network)
+    net.check(workers)
+    return networks.resolve(net, shaped.why_not() if net.mode in ("shaped", "auto") else None)
+
+
+def _contestants(
+    schemes: Sequence[str], exchanges: Sequence[str], controllers: Sequence[str], workers: int
+) -> list[tuple[str, str, str | None]]:
+    """(exchange, scheme, controller) of every run of a seed, the baseline among them."""
+    for name, given in (("scheme", schemes), ("exchange", exchanges), ("controller", controllers)):
+        _each_once(name, given)
+    if not exchanges:
+        raise ValueError("name at least one exchange")
+    found: list[tuple[str, str, str | None]] = []
+    homeless = list(schemes)
+    for exchange in exchanges:
+        way = ways.parse(exchange)
+        fitting = [scheme for scheme in schemes or way.defaults if way.takes(scheme)]
+        if not fitting:
+            raise ValueError(ways.misfit(schemes[0], exchange))
+        homeless = [scheme for scheme in homeless if scheme not in fitting]
+        for scheme in fitting:
+            way.check(scheme, workers)
+            steered = [c for c in controllers if way.steered and registry.parse(scheme).knob is not None]
+            found += [(exchange, scheme, controller) for controller in (None, *steered)]
+    if homeless:
+        raise ValueError(ways.misfit(homeless[0], ", ".join(exchanges)))
+    for controller in controllers:
+        turned = [scheme for _, scheme, by in found if by == controller]
+        if not turned:
+            raise ValueError(f"controller {control.parse(controller).name} has nothing to turn: no scheme has a knob")
+        for scheme in turned:
+            Steering(controller, registry.parse(scheme))
+    baseline = ("allreduce", table.BASELINE, None)
+    return found if baseline in found else [baseline, *found]
+
+
+def _each_once(name: str, given: Sequence[str]) -> None:
+    if len(set(given)) < len(given):
+        raise ValueError(f"the same {name} is named twice: {', '.join(given)}")

@@ -1,0 +1,1 @@
+"""What is trained: tasks, their data and models."""
