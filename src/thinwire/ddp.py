@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import checkpoint
 from thinwire.control import Controller
-from thinwire.core.bucket import Bucket, Layout, Scratch, Segment
+from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.feedback import Feedback, wrap
+from thinwire.core.layout import Layout, Segment
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Scheme

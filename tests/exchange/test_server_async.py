@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from models import batch, digest, mlp
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 from thinwire.exchange.codecs import CASTS
 from thinwire.exchange.server.frames import Kind, Push
 from thinwire.exchange.server.peers import Incoming

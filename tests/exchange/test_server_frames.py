@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 from thinwire.exchange import codecs
 from thinwire.exchange.server import frames, operations, sharding
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict

@@ -9,7 +9,8 @@ import torch
 import thinwire as tw
 from specs import every_spec, saturates, sum_rounding
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Codec

@@ -15,8 +15,9 @@ import thinwire as tw
 from models import mlp
 from specs import every_spec
 from test_ddp import MANY_BUCKETS, train
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
 from thinwire.core.feedback import wrap
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.schemes import parse
 from world import run_world

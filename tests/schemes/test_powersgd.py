@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from models import batch, digest
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.ledger import Ledger
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Threaded

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from thinwire.core.request import Mean, Payload, Request
+from thinwire.core.request import Encode, Mean, Request
+from thinwire.core.spec import Specced
 
 if TYPE_CHECKING:
     from thinwire.core.bucket import Bucket, Layout
     from thinwire.core.memory import Memory
 
-Conversation: TypeAlias = Generator[Request, Tensor, Tensor]
+Conversation: TypeAlias = Generator[Request, Any, Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Knob:
     default: float
 
 
-class Scheme(ABC):
+class Scheme(Specced, ABC):
     """A conversation that turns every worker's bucket into the group's mean.
 
     Subclasses are frozen dataclasses: their fields are the options of the spec text, and one instance serves any
@@ -48,16 +49,6 @@ class Scheme(ABC):
     rank_order: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     summary: ClassVar[str]  # one line: what it is for
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
-
-    @property
-    def spec(self) -> str:
-        """The spec text that makes this scheme again."""
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))  # type: ignore[arg-type]
-        return f"{self.name}({options})" if options else self.name
 
     @property
     def knob(self) -> Knob | None:
@@ -125,11 +116,22 @@ class Codec(Scheme):
                 f"{self.name}: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
             )
 
-    def payload(self, bucket: Bucket, level: float) -> Payload:
+    def loses(self, dtype: torch.dtype) -> bool:
+        """Whether messages about numbers of `dtype` lose what does not average out, so that a sender remembers it."""
+        return not self.unbiased
+
+    def payload(self, bucket: Bucket, level: float) -> Tensor:
         """`encode` into memory kept by the bucket's scratch."""
         data = bucket.scratch.take("payload", self.nbytes(bucket.layout, level), torch.uint8, bucket.flat.device)
         self.encode(bucket, level, data)
-        return Payload(data, self, level)
+        return data
+
+    def encode_padded(self, bucket: Bucket, level: float, out: Tensor, encode: Encode | None = None) -> None:
+        """Encode into the front of `out`, by `encode` where it is given; what is left is padding and zero."""
+        size = self.nbytes(bucket.layout, level)
+        if bucket.layout.numel:
+            (encode or self.encode)(bucket, level, out[:size])
+        out[size:].zero_()
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         return (yield Mean(self, bucket, level))

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import randomness
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.request import Mean
 from thinwire.core.scheme import Codec, Scheme, Wrapper
 

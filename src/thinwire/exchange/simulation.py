@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.feedback import wrap
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Max, Mean, Request, Sum
 from thinwire.core.scheme import Scheme

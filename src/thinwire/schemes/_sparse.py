@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Codec, Conversation, Knob
@@ -145,7 +146,6 @@ def check_shared_values(scheme: str, values: str) -> None:
         raise ValueError(f"{scheme}: values must be {', '.join(DTYPES)} or a scheme without memory, got {values!r}")
 
 
-@lru_cache(maxsize=1024)
 def kept_layout(layout: Layout, count: int) -> Layout:
     """The kept entries end to end; the name tells buckets apart, so that they round independently."""
-    return Layout.of([(f"{layout.names[0]} and on, kept", (count,))])
+    return layout.once(("kept", count), lambda: Layout.of([(f"{layout.names[0]} and on, kept", (count,))]))

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout, Segment
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout, Segment
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean, Sum
 from thinwire.core.scheme import Codec, Conversation, Knob

@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.control.controller import Controller
-from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.layout import Layout
 from thinwire.core.ledger import Ledger
 from thinwire.core.request import Max, Mean, Request, Sum
 from thinwire.core.scheme import Codec, Conversation, Scheme
@@ -175,14 +176,14 @@ class ParameterServer:
 
     def _pieces(self, bucket: Bucket, codec: Codec) -> list[_Piece]:
         found = self.owners.shards(bucket.layout, codec.grain)
-        if len(found) == 1 and found[0].layout is bucket.layout:
+        if len(found) == 1 and found[0].tensors.layout is bucket.layout:
             return [_Piece(found[0], bucket)]
         pieces = []
         for shard in found:
-            take = (shard.layout.numel, bucket.flat.dtype, bucket.flat.device)
-            flat = shard.gather(bucket.flat, bucket.scratch.take(f"piece-{shard.server}", *take))
+            take = (shard.tensors.numel, bucket.flat.dtype, bucket.flat.device)
+            flat = shard.tensors.gather(bucket.flat, bucket.scratch.take(f"piece-{shard.server}", *take))
             lost = None if bucket.lost is None else bucket.scratch.take(f"piece-lost-{shard.server}", *take)
-            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.layout, lost=lost)))
+            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.tensors.layout, lost=lost)))
         return pieces
 
     def _form(self, codec: Codec, layout: Layout, bucket: Bucket) -> operations.DecodedMean:
@@ -371,9 +372,9 @@ class _Piece:
     def put_back(self, whole: Bucket) -> None:
         if self.bucket is whole:
             return
-        self.shard.scatter(self.bucket.flat, whole.flat)
+        self.shard.tensors.scatter(self.bucket.flat, whole.flat)
         if whole.lost is not None and self.bucket.lost is not None:
-            self.shard.scatter(self.bucket.lost, whole.lost)
+            self.shard.tensors.scatter(self.bucket.lost, whole.lost)
 
 
 def _encode(codec: Codec, bucket: Bucket, level: float, out: Tensor, scratch: Scratch) -> None:

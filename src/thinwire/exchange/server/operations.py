@@ -19,7 +19,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import randomness
-from thinwire.core.bucket import Bucket, Layout, Scratch, Segment
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.layout import Layout, Segment
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Codec
 from thinwire.exchange import arithmetic, codecs

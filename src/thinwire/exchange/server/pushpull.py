@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Codec
 from thinwire.exchange import arithmetic
@@ -56,8 +57,8 @@ class PushPull:
         self._servers: list[tuple[int, list[_Section], Gradient]] = []
         for shard in exchange.owners.shards(layout, exact.grain):
             sections = []
-            small = [s.name for s in shard.layout.segments if len(s.shape) <= 1 or s.numel < SMALL]
-            large = [s.name for s in shard.layout.segments if s.name not in small]
+            small = [s.name for s in shard.tensors.layout.segments if len(s.shape) <= 1 or s.numel < SMALL]
+            large = [s.name for s in shard.tensors.layout.segments if s.name not in small]
             for each, names in ((codec, large), (exact, small)):
                 if names:
                     sections.append(self._section(each, names, lossy=each is codec and each != exact))

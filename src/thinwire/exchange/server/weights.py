@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire import kernels
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
 from thinwire.exchange import arithmetic, codecs
 from thinwire.exchange.server import operations

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.tasks import tasks
