@@ -51,7 +51,7 @@ def test_what_is_merely_summed_is_one_sum_of_the_divided_bucket(spec):
     scheme = parse(spec)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         summed_as = scheme.summed_as(dtype)
-        assert (summed_as is None) == (spec not in ("fp32", "fp16", "bf16"))
+        assert (summed_as is None) == (spec not in ("fp64", "fp32", "fp16", "bf16"))
         if summed_as is None:
             continue
         assert summed_as.itemsize <= dtype.itemsize, "there must be room in the bucket's own memory"

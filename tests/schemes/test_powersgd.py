@@ -243,7 +243,7 @@ class Logged:
     def amounts(self, workers):
         return {}
 
-    def start(self, group):
+    def start(self):
         self.log.append(("start", self.name))
         return self
 
@@ -254,7 +254,7 @@ class Logged:
 def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
     log = []
 
-    def talk(name, scratch):
+    def rounds_of(name, scratch):
         scheme, bucket = PowerSGD(), Bucket.of(torch.randn(64, 64), name)
         memory = Memory()
         memory.add(name, scheme.init(name, torch.zeros(64, 64), 0))
@@ -268,8 +268,8 @@ def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
             except StopIteration as stop:
                 return stop.value
 
-    lane, names = Threaded(None, 1, Ledger(), "test"), "abcd"
-    jobs = [lane.submit(partial(talk, name), last=name == "d", done=lambda error: None) for name in names]
+    lane, names = Threaded(Transport(), "test"), "abcd"
+    jobs = [lane.submit(partial(rounds_of, name), last=name == "d", done=lambda error: None) for name in names]
     for job in jobs:
         assert job.wait(60) and job.error is None
     lane.close()

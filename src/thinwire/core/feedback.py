@@ -28,6 +28,10 @@ class Feedback(Wrapper):
 
     any_float: ClassVar[bool] = False  # residuals are float32 at least
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
 

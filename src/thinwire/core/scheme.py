@@ -20,6 +20,25 @@ if TYPE_CHECKING:
 Conversation: TypeAlias = Generator[Request, Any, Tensor]
 
 
+def side_by_side(*conversations: Conversation) -> Generator[Request, Any, tuple[Tensor, ...]]:
+    """Several conversations as one: what they ask next is asked together. The tuple of their results."""
+    results: dict[int, Tensor] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(conversations)))
+    while answers:
+        asked: dict[int, Request] = {}
+        for number, answer in answers.items():
+            try:
+                asked[number] = conversations[number].send(answer)
+            except StopIteration as stop:
+                results[number] = stop.value
+        if len(asked) == 1:
+            ((number, request),) = asked.items()
+            answers = {number: (yield request)}
+        else:
+            answers = dict(zip(asked, (yield tuple(asked.values())), strict=True)) if asked else {}
+    return tuple(results[number] for number in range(len(conversations)))
+
+
 @dataclass(frozen=True)
 class Knob:
     """An ordered menu of levels, fewest bytes first, and the level used when nobody turns it."""
@@ -49,6 +68,11 @@ class Scheme(Specced, ABC):
     rank_order: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     summary: ClassVar[str]  # one line: what it is for
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what its messages lost is added to the next ones."""
+        return False
 
     @property
     def knob(self) -> Knob | None:
@@ -116,9 +140,15 @@ class Codec(Scheme):
                 f"{self.name}: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
             )
 
-    def loses(self, dtype: torch.dtype) -> bool:
-        """Whether messages about numbers of `dtype` lose what does not average out, so that a sender remembers it."""
-        return not self.unbiased
+    def lossless(self, dtype: torch.dtype) -> bool:
+        """Whether messages about numbers of `dtype` lose nothing at all."""
+        return False
+
+    def wants_memory(self, dtype: torch.dtype) -> bool:
+        """Whether one who sends messages outside of any conversation should remember what they lost: not where nothing
+        is lost, nor where the losses average out.
+        """
+        return not self.lossless(dtype) and (self.exact or not self.unbiased)
 
     def payload(self, bucket: Bucket, level: float) -> Tensor:
         """`encode` into memory kept by the bucket's scratch."""
@@ -135,6 +165,13 @@ class Codec(Scheme):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         return (yield Mean(self, bucket, level))
+
+
+def innermost(scheme: Scheme) -> Scheme:
+    """The scheme inside all wrappers."""
+    while isinstance(scheme, Wrapper):
+        scheme = scheme.scheme
+    return scheme
 
 
 @dataclass(frozen=True)
@@ -162,6 +199,10 @@ class Wrapper(Scheme):
     @property
     def shared_state(self) -> frozenset[str]:  # type: ignore[override]
         return self.scheme.shared_state
+
+    @property
+    def remembers(self) -> bool:
+        return self.scheme.remembers
 
     @property
     def name(self) -> str:

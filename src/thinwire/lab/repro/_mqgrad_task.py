@@ -16,8 +16,9 @@ from torch.nn import functional
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
-from thinwire.exchange.codecs import Floats
 from thinwire.lab.tasks import datasets
+from thinwire.schemes import register
+from thinwire.schemes.cast import FP16
 from thinwire.schemes.qsgd import QSGD
 
 WORKERS, BATCH = 2, 32
@@ -27,6 +28,7 @@ JUDGED_EVERY = 5  # steps
 SMOOTHED_OVER = 4  # judged losses: a lucky one is not a target reached
 
 
+@register
 @dataclass(frozen=True)
 class Ladder(Codec):
     """QSGD at 2, 4 and 8 bits, half precision at 16: one knob over the whole range."""
@@ -50,7 +52,7 @@ class Ladder(Codec):
 
 
 def _rung(level: float) -> Codec:
-    return Floats("float16") if level == 16 else QSGD(bits=int(level), block=128)
+    return FP16() if level == 16 else QSGD(bits=int(level), block=128)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.ddp import attach
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.lab.network import network
-from thinwire.lab.network.paced import Pace, PacedLedger
+from thinwire.lab.network.paced import Pace, Paced
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro._mqgrad_task import Outcome
 from thinwire.lab.runs import process
@@ -79,7 +79,7 @@ def _rank(order: Order, rank: int, folder: Path, namespace: str | None, report: 
             # What workers pull comes over the server's one link: each has its share.
             rate = link.rate_of(rank)
             down = Pace((rate.down or rate.up) / task.WORKERS, link.latency_seconds)
-            role.exchange.ledger = PacedLedger(Pace(rate.up, link.latency_seconds), down=down)
+            role.exchange.transport = Paced(Pace(rate.up, link.latency_seconds), down=down)
         told = _train(order, role.exchange, role.workers)
     dist.destroy_process_group()
     report.send(told)

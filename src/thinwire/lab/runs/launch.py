@@ -19,7 +19,7 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab.network import network as networks
 from thinwire.lab.network import shaped
 from thinwire.lab.network.network import Network
-from thinwire.lab.network.paced import Pace, PacedLedger
+from thinwire.lab.network.paced import Pace, Paced
 from thinwire.lab.runs import process
 
 
@@ -90,10 +90,9 @@ def _main(
 
 
 def _exchange(network: Network, worker: int) -> AllReduce:
-    exchange = AllReduce()
-    if network.mode == "paced":
-        exchange.ledger = PacedLedger(Pace(network.rate_of(worker).up, network.latency_seconds))
-    return exchange
+    if network.mode != "paced":
+        return AllReduce()
+    return AllReduce(transport=Paced(Pace(network.rate_of(worker).up, network.latency_seconds)))
 
 
 def resolved(text: str, workers: int) -> Network:

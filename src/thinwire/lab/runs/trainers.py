@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import gossip, schemes
-from thinwire.core.ledger import Ledger
 from thinwire.ddp import attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.server.client import ParameterServer
+from thinwire.exchange.transport import Transport
 from thinwire.lab.network import network
-from thinwire.lab.network.paced import Pace, PacedLedger
+from thinwire.lab.network.paced import Pace, Paced
 from thinwire.lab.runs import topology
 from thinwire.lab.runs.probe import Probe, Replicas
 from thinwire.lab.runs.process import PATIENCE_SECONDS
@@ -77,13 +77,13 @@ class Desk:
     def steps(self) -> int:
         return self.plan.steps or self.task.steps
 
-    def ledger(self, servers: int = 0) -> Ledger:
+    def transport(self, servers: int = 0) -> Transport:
         """A plain one, or on paced links one that waits. A server divides what it sends at among all workers."""
         net = network.parse(self.plan.network)
         if net.mode != "paced":
-            return Ledger()
+            return Transport()
         down = net.server_rate.up * servers / self.plan.workers
-        return PacedLedger(
+        return Paced(
             Pace(net.rate_of(self.worker).up, net.latency_seconds),
             Pace(down, net.latency_seconds) if servers else None,
         )
@@ -101,14 +101,12 @@ def sit_down(desk: Desk, role: Role | None) -> Side:
         return Gossiping(desk, exchange)
     if isinstance(exchange, topology.Server):
         assert role is not None and role.exchange is not None
-        role.exchange.ledger = desk.ledger(exchange.servers)
+        role.exchange.transport = desk.transport(exchange.servers)
         if exchange.staleness is not None:
             assert exchange.down is not None
             return Trading(desk, role, exchange.down)
         return Attached(desk, role.exchange, role.workers)
-    everyone = AllReduce()
-    everyone.ledger = desk.ledger()
-    return Attached(desk, everyone, None)
+    return Attached(desk, AllReduce(transport=desk.transport()), None)
 
 
 def serve(desk: Desk, role: Role) -> dict[str, float]:
@@ -195,7 +193,7 @@ class Gossiping(Side):
         self.model = self.bare = desk.task.model()
         self._gossip = gossip.Gossip(
             self.model, exchange.among(plan.workers), plan.scheme, on_loss="raise", timeout_seconds=PATIENCE_SECONDS,
-            seed=plan.seed, ledger=desk.ledger(),
+            seed=plan.seed, transport=desk.transport(),
         )  # fmt: skip
         self._optimizer = desk.task.optimizer(self.model.parameters())
         self._fall = desk.falling(self._optimizer)
