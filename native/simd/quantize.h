@@ -33,7 +33,7 @@ struct QuantizeLoops {
     void (*levels)(const float* x, index n, int bits, const LevelTable& table, float range, Draws draws,
                    std::uint8_t* out, float* lost);
     // `range` has the weight in it.
-    void (*uniform_value)(const std::uint8_t* codes, index n, int bits, float range, bool add, float* out);
+    void (*uniform_add)(const std::uint8_t* codes, index n, int bits, float range, float* out);
     void (*levels_value)(const std::uint8_t* codes, index n, int bits, const float* level, float range, bool add,
                          float* out);
 };

@@ -58,7 +58,6 @@ def decode_all(count: int, seed: int) -> tuple[int, int]:
         for decode, arguments in (
             (kernels.dequantize_uniform_add, (*blocked, bits)),
             (kernels.dequantize_levels_add, (*blocked, LEVELS[bits])),
-            (kernels.unpack_ints, (packed, width, ints)),
             (kernels.add_packed, (packed, width, ints)),
             (kernels.add_packed_saturating, (packed, width, ints)),
         ):

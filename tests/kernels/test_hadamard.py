@@ -16,12 +16,12 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor([0, x.numel()])
 
 
-def rotated(x, block, *, starts=None, keys=None, counters=None, stride=1, inverse=False):
+def rotated(x, block, *, starts=None, keys=None, counters=None, inverse=False):
     starts = whole(x) if starts is None else starts
     keys = torch.arange(1, len(starts)) * 0x1234_5678_9ABC_DEF1 if keys is None else keys
     counters = torch.zeros(len(starts) - 1, dtype=torch.int64) if counters is None else counters
     out = x.clone()
-    kernels.hadamard_(out, starts, block, keys=keys, counters=counters, stride=stride, inverse=inverse)
+    kernels.hadamard_(out, starts, block, keys=keys, counters=counters, inverse=inverse)
     return out
 
 
@@ -45,8 +45,7 @@ def rotations(draw):
     keys = torch.randint(-(2**63), 2**63 - 1, (len(starts) - 1,), generator=generator)
     counters = torch.tensor([draw(st.sampled_from([0, 1, 31, 32, 1024, 2**31 + 5])) for _ in keys])
     block = 2 ** draw(st.integers(0, 15))
-    stride = draw(st.sampled_from([1, 1, 2, 5, 32, 33, 100]))
-    return x, starts, block, stride, keys, counters, draw(st.booleans())
+    return x, starts, block, keys, counters, draw(st.booleans())
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -61,39 +60,39 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @settings(max_examples=200, deadline=None)
 @given(rotations())
 def test_equals_its_reference_to_the_bit(case):
-    x, starts, block, stride, keys, counters, inverse = case
+    x, starts, block, keys, counters, inverse = case
     expected = x.clone()
-    reference.hadamard_(expected, starts, block, stride, keys, counters, inverse)
-    actual = rotated(x, block, starts=starts, keys=keys, counters=counters, stride=stride, inverse=inverse)
+    reference.hadamard_(expected, starts, block, keys, counters, inverse)
+    actual = rotated(x, block, starts=starts, keys=keys, counters=counters, inverse=inverse)
     assert same_bits(actual, expected)
 
 
-@pytest.mark.parametrize("block, stride", [(1024, 1), (2**20, 1), (1024, 97), (2**14, 3)])
-def test_every_instruction_set_and_thread_count_gives_the_same_bits(block, stride):
+@pytest.mark.parametrize("block", [1024, 2**14, 2**20])
+def test_every_instruction_set_and_thread_count_gives_the_same_bits(block):
     x = torch.randn(150_001, generator=torch.Generator().manual_seed(0))
     expected = x.clone()
     key = torch.tensor([0x1234_5678_9ABC_DEF1])
-    reference.hadamard_(expected, whole(x), block, stride, key, torch.tensor([0]), False)
+    reference.hadamard_(expected, whole(x), block, key, torch.tensor([0]), False)
     module, before = native.module(), (native.module().instruction_set(), torch.get_num_threads())
     try:
         for name in module.instruction_sets():
             module.use_instruction_set(name)
             for count in (1, 2, 5):
                 torch.set_num_threads(count)
-                assert torch.equal(rotated(x, block, keys=key, stride=stride), expected), (name, count)
+                assert torch.equal(rotated(x, block, keys=key), expected), (name, count)
     finally:
         module.use_instruction_set(before[0])
         torch.set_num_threads(before[1])
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 1023, 1024, 1025, 5000, 100_003])
-@pytest.mark.parametrize("block, stride", [(1024, 1), (2**17, 1), (64, 7), (1024, 4)])
-def test_going_back_restores_and_lengths_are_kept(n, block, stride):
+@pytest.mark.parametrize("block", [64, 1024, 2**17])
+def test_going_back_restores_and_lengths_are_kept(n, block):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    y = rotated(x, block, stride=stride)
+    y = rotated(x, block)
     assert y.double().norm().item() == pytest.approx(x.double().norm().item(), rel=1e-6)
     # 2 log2(block) roundings, each by at most half an ulp of a value of a few units.
-    assert torch.allclose(rotated(y, block, stride=stride, inverse=True), x, rtol=0, atol=2e-6)
+    assert torch.allclose(rotated(y, block, inverse=True), x, rtol=0, atol=2e-6)
 
 
 def test_it_is_the_hadamard_matrix_with_signs():
@@ -103,14 +102,6 @@ def test_it_is_the_hadamard_matrix_with_signs():
     signs = columns[0].sign()
     assert set(signs.tolist()) == {1.0, -1.0}
     assert torch.allclose(columns, matrix * signs)
-
-
-def test_strided_groups_are_the_columns():
-    x, stride = torch.randn(64 * 5, generator=torch.Generator().manual_seed(3)), 5
-    changed = x.clone()
-    changed[7 * stride + 2] += 1.0
-    touched = (rotated(changed, 64, stride=stride) != rotated(x, 64, stride=stride)).nonzero().squeeze(1)
-    assert touched.tolist() == list(range(2, 64 * stride, stride))
 
 
 def test_the_tail_is_cut_into_smaller_powers_of_two():
@@ -151,7 +142,6 @@ def test_float64_runs_on_the_reference():
     [
         ({"block": 1000}, "block must be a power of two, got 1000"),
         ({"block": 0}, "block must be an integer in 1..1073741824, got 0"),
-        ({"stride": 0}, "stride must be an integer in 1.."),
         ({"x": torch.ones(128)[::2]}, "contiguous"),
         ({"x": torch.ones(64, dtype=torch.float16)}, "x has dtype torch.float16"),
         ({"starts": torch.tensor([0, 65])}, "starts must go from 0 to 64, got 0 to 65"),
@@ -165,8 +155,8 @@ def test_float64_runs_on_the_reference():
 )
 def test_refuses(change, message):
     arguments = {
-        "x": torch.ones(64), "starts": torch.tensor([0, 64]), "block": 64, "stride": 1,
-        "keys": torch.tensor([1]), "counters": torch.tensor([0]),
+        "x": torch.ones(64), "starts": torch.tensor([0, 64]), "block": 64, "keys": torch.tensor([1]),
+        "counters": torch.tensor([0]),
     } | change  # fmt: skip
     x, starts, block = (arguments.pop(name) for name in ("x", "starts", "block"))
     with pytest.raises(ValueError, match=message):

@@ -5,18 +5,11 @@ fast.
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
-from thinwire.kernels.integers import (
-    add_packed,
-    add_packed_saturating,
-    pack_ints,
-    packed_int_bytes,
-    unpack_ints,
-)
+from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes
 from thinwire.kernels.levels import Levels
 from thinwire.kernels.quantize import (
     dequantize_levels,
     dequantize_levels_add,
-    dequantize_uniform,
     dequantize_uniform_add,
     packed_bytes,
     quantize_levels,
@@ -36,7 +29,6 @@ __all__ = [
     "decode_indices",
     "dequantize_levels",
     "dequantize_levels_add",
-    "dequantize_uniform",
     "dequantize_uniform_add",
     "encode_indices",
     "gather",
@@ -53,6 +45,5 @@ __all__ = [
     "scatter_add",
     "take_",
     "top_k",
-    "unpack_ints",
     "widen",
 ]

@@ -1,4 +1,4 @@
-"""Packed narrow integers: pack, unpack, add, add with saturation. Meaning: `reference.integers`."""
+"""Packed narrow integers: pack, add, add with saturation. Meaning: `reference.integers`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,6 @@ def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
     if native is None:
         return reference.pack_ints(values, width, out)
     native.pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), threads())
-
-
-def unpack_ints(data: Tensor, width: int, out: Tensor) -> None:
-    """out (int32) = the integers that `pack_ints` packed."""
-    _check(data, width, out)
-    native = for_tensors(data, out)
-    if native is None:
-        return reference.unpack_ints(data, width, out)
-    native.unpack_ints(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
 
 
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 2  # what this package expects of the compiled module
+ABI = 3  # what this package expects of the compiled module
 
 
 @cache

@@ -118,18 +118,29 @@ def quantize_levels(
     )
 
 
-def dequantize_uniform(
-    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = weight * value, for codes made by `quantize_uniform`."""
-    _dequantize_uniform(codes, starts, block, bits, radius, weight, out, add=False)
-
-
 def dequantize_uniform_add(
     codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
 ) -> None:
     """out += weight * value, for codes made by `quantize_uniform`."""
-    _dequantize_uniform(codes, starts, block, bits, radius, weight, out, add=True)
+    check.within("bits", bits, 1, 8)
+    _check_decode(codes, starts, block, bits, radius, out)
+    native = _native_for(out, radius, codes, None)
+    if native is None:
+        return reference.dequantize_uniform_add(codes, starts, block, bits, radius, weight, out=out)
+    native.dequantize_uniform_add(
+        codes.data_ptr(),
+        codes.numel(),
+        starts.data_ptr(),
+        starts.numel() - 1,
+        block,
+        bits,
+        radius.data_ptr(),
+        radius.numel(),
+        weight,
+        out.data_ptr(),
+        out.numel(),
+        threads(),
+    )
 
 
 def dequantize_levels(
@@ -144,30 +155,6 @@ def dequantize_levels_add(
 ) -> None:
     """out += weight * value, for codes made by `quantize_levels`."""
     _dequantize_levels(codes, starts, block, levels, scale, weight, out, add=True)
-
-
-def _dequantize_uniform(codes, starts, block, bits, radius, weight, out, *, add: bool) -> None:
-    check.within("bits", bits, 1, 8)
-    _check_decode(codes, starts, block, bits, radius, out)
-    native = _native_for(out, radius, codes, None)
-    if native is None:
-        meaning = reference.dequantize_uniform_add if add else reference.dequantize_uniform
-        return meaning(codes, starts, block, bits, radius, weight, out=out)
-    native.dequantize_uniform(
-        codes.data_ptr(),
-        codes.numel(),
-        starts.data_ptr(),
-        starts.numel() - 1,
-        block,
-        bits,
-        radius.data_ptr(),
-        radius.numel(),
-        weight,
-        add,
-        out.data_ptr(),
-        out.numel(),
-        threads(),
-    )
 
 
 def _dequantize_levels(codes, starts, block, levels, scale, weight, out, *, add: bool) -> None:

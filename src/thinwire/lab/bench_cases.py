@@ -242,23 +242,19 @@ def _moves() -> list[Case]:
 
 
 def _rotations() -> list[Case]:
-    def rotate(block, strided, inverse, module, numel):
+    def rotate(block, inverse, module, numel):
         x, starts, keys, counters = (
             _laplace(numel),
             torch.tensor([0, numel]),
             torch.tensor([1 << 40]),
             torch.tensor([0]),
         )
-        stride = numel // block if strided else 1
         if module is kernels:
-            return lambda: kernels.hadamard_(
-                x, starts, block, keys=keys, counters=counters, stride=stride, inverse=inverse
-            )
-        return lambda: hadamard.hadamard_(x, starts, block, stride, keys, counters, inverse)
+            return lambda: kernels.hadamard_(x, starts, block, keys=keys, counters=counters, inverse=inverse)
+        return lambda: hadamard.hadamard_(x, starts, block, keys, counters, inverse)
 
     return [
-        _both(f"rotation / {BLOCK}", partial(rotate, BLOCK, False, False), hadamard, 0.3),
-        _both(f"rotation / {BLOCK}, back", partial(rotate, BLOCK, False, True), hadamard, 0.3),
-        _both(f"rotation / {BLOCK}, strided", partial(rotate, BLOCK, True, False), hadamard),
-        _both("rotation, full", partial(rotate, 1 << 30, False, False), hadamard),
+        _both(f"rotation / {BLOCK}", partial(rotate, BLOCK, False), hadamard, 0.3),
+        _both(f"rotation / {BLOCK}, back", partial(rotate, BLOCK, True), hadamard, 0.3),
+        _both("rotation, full", partial(rotate, 1 << 30, False), hadamard),
     ]

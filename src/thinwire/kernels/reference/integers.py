@@ -19,11 +19,6 @@ def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
     out.copy_(put_bits(codes, width, _positions(values.numel(), width, values), out.numel()))
 
 
-def unpack_ints(data: Tensor, width: int, out: Tensor) -> None:
-    """out (int32) = the integers."""
-    out.copy_(_signed(data, width, out))
-
-
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:
     """out (int32) += the integers; sums wrap at 32 bits."""
     out.add_(_signed(data, width, out).to(torch.int32))

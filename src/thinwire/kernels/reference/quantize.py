@@ -41,14 +41,6 @@ def quantize_uniform(
     _pack(codes, blocks, bits, out)
 
 
-def dequantize_uniform(
-    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = (weight * radius) * (c * (2/s) - 1), for codes c made by `quantize_uniform`."""
-    out.zero_()
-    dequantize_uniform_add(codes, starts, block, bits, radius, weight, out=out)
-
-
 def dequantize_uniform_add(
     codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
 ) -> None:
