@@ -1,4 +1,4 @@
-// The randomised Hadamard rotation in place; what it is, is told in thinwire/kernels/reference/hadamard.py.
+// The randomised Hadamard rotation in place; what it is, is told in kernels/backends/reference/hadamard.py.
 //
 // A large block does not fit into the cache, so it is seen as a matrix: first its rows are rotated, which are contiguous
 // and short, then its columns, a panel of them at a time in a buffer.

@@ -9,7 +9,7 @@ namespace {
 using std::uint32_t;
 using std::uint8_t;
 
-// See reference/random.py.
+// See reference/draws.py.
 inline f32 unit(u32 x) {
     x = (x ^ (x >> 16)) * 0x21F0AAAD;
     x = (x ^ (x >> 15)) * 0x735A2D97;

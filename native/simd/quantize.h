@@ -4,7 +4,7 @@
 
 namespace thinwire {
 
-// The draws of consecutive elements; see reference/random.py. Not random: every draw is 1/2.
+// The draws of consecutive elements; see reference/draws.py. Not random: every draw is 1/2.
 struct Draws {
     bool random;
     std::uint32_t first, step;  // the affine walk: element i has the word hash(first + i * step)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thinwire import kernels
-from thinwire.kernels.reference import cast as reference
+from thinwire.kernels.backends.reference import cast as reference
 
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HALVES = [torch.float16, torch.bfloat16]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire import kernels
 from thinwire.kernels import native
-from thinwire.kernels.reference import hadamard as reference
+from thinwire.kernels.backends.reference import hadamard as reference
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire import kernels
-from thinwire.kernels.reference import indices as reference
+from thinwire.kernels.backends.reference import indices as reference
 
 
 @st.composite

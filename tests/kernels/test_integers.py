@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thinwire import kernels
-from thinwire.kernels.reference import integers as reference
+from thinwire.kernels.backends.reference import integers as reference
 
 EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPERATIONS = ["add_packed", "add_packed_saturating"]

@@ -16,8 +16,8 @@ def test_native_kernels_run():
 
 def test_float32_takes_the_native_kernels(monkeypatch):
     """Without the references: what still works is native."""
-    monkeypatch.delattr("thinwire.kernels.reference.quantize.quantize_uniform")
-    monkeypatch.delattr("thinwire.kernels.reference.statistics.block_statistics")
+    monkeypatch.delattr("thinwire.kernels.backends.reference.quantize.quantize_uniform")
+    monkeypatch.delattr("thinwire.kernels.backends.reference.blockstats.block_statistics")
     x, starts, radius = torch.randn(100), torch.tensor([0, 100]), torch.zeros(1)
     kernels.block_absmax(x, starts, 0, radius)
     codes, counters = torch.zeros(50, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)

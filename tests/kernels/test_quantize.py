@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire import kernels
 from thinwire.kernels import Levels
-from thinwire.kernels.reference import quantize as reference
+from thinwire.kernels.backends.reference import quantize as reference
 from thinwire.lab.bench_cases import tnq_levels
 from thinwire.randomness import mix
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire import kernels
 from thinwire.kernels import native
-from thinwire.kernels.reference import sparse as reference
+from thinwire.kernels.backends.reference import sparse as reference
 
 SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, -math.nan, 1e-45, -1e-45, 1e-39, 3.4e38])
 

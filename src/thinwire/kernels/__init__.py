@@ -2,6 +2,7 @@
 fast.
 """
 
+from thinwire.kernels.blockstats import all_finite, block_absmax, block_statistics
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
@@ -16,7 +17,6 @@ from thinwire.kernels.quantize import (
     quantize_uniform,
 )
 from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
-from thinwire.kernels.statistics import all_finite, block_absmax, block_statistics
 
 __all__ = [
     "Levels",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import cast as reference
 from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import cast as reference
 
 _SCALE = {torch.float32: "scale", torch.float16: "scale_to_fp16", torch.bfloat16: "scale_to_bf16"}
 _NARROW = {torch.float16: "narrow_to_fp16", torch.bfloat16: "narrow_to_bf16"}

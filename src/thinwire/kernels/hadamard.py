@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import hadamard as reference
+from thinwire.kernels.backends.reference.draws import COUNTERS
 from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import hadamard as reference
-from thinwire.kernels.reference.random import COUNTERS
 
 LARGEST_BLOCK = 2**30
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import indices as reference
 from thinwire.kernels.native import for_tensors
-from thinwire.kernels.reference import indices as reference
 
 LONGEST = 2**31 - 1  # indices are int32
 

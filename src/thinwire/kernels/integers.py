@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import integers as reference
 from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import integers as reference
 
 
 def packed_int_bytes(count: int, width: int) -> int:

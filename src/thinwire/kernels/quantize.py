@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import quantize as reference
+from thinwire.kernels.backends.reference.draws import COUNTERS
 from thinwire.kernels.levels import Levels
 from thinwire.kernels.native import address, for_tensors, threads
-from thinwire.kernels.reference import quantize as reference
-from thinwire.kernels.reference.random import COUNTERS
 
 _WORKING = (torch.float32, torch.float64)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import sparse as reference
 from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import sparse as reference
 
 LONGEST = 2**31 - 1  # indices are int32
 

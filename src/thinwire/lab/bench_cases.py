@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels import Levels
-from thinwire.kernels.reference import cast, hadamard, indices, integers, quantize, sparse, statistics
+from thinwire.kernels.backends.reference import blockstats, cast, hadamard, indices, integers, quantize, sparse
 
 Call = Callable[[], object]
 
@@ -69,11 +69,11 @@ def _statistics() -> list[Case]:
 
     everything = ("absmean", "absmax", "square")
     return [
-        _both("all_finite", finite, statistics, 0.8),
-        _both(f"mean, max, square / {BLOCK}", partial(blocks, BLOCK, everything), statistics, 0.8),
-        _both(f"absmax / {BLOCK}", partial(blocks, BLOCK, ("absmax",)), statistics, 0.8),
-        _both(f"chunk norms / {CHUNK}", partial(blocks, CHUNK, ("square",)), statistics, 0.8),
-        _both(f"chunk norms / {2 * CHUNK}", partial(blocks, 2 * CHUNK, ("square",)), statistics, 0.8),
+        _both("all_finite", finite, blockstats, 0.8),
+        _both(f"mean, max, square / {BLOCK}", partial(blocks, BLOCK, everything), blockstats, 0.8),
+        _both(f"absmax / {BLOCK}", partial(blocks, BLOCK, ("absmax",)), blockstats, 0.8),
+        _both(f"chunk norms / {CHUNK}", partial(blocks, CHUNK, ("square",)), blockstats, 0.8),
+        _both(f"chunk norms / {2 * CHUNK}", partial(blocks, 2 * CHUNK, ("square",)), blockstats, 0.8),
     ]
 
 

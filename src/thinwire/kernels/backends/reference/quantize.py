@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.bits import get_bits, put_bits
-from thinwire.kernels.reference.blocks import Blocks
-from thinwire.kernels.reference.random import random_unit
+from thinwire.kernels.backends.reference.bits import get_bits, put_bits
+from thinwire.kernels.backends.reference.blocks import Blocks
+from thinwire.kernels.backends.reference.draws import random_unit
 
 SMALLEST = 2.0**-120
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.blocks import Blocks
+from thinwire.kernels.backends.reference.blocks import Blocks
 
 
 def all_finite(x: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.bits import get_bits, put_bits
+from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from thinwire import kernels
 from thinwire.kernels import native
-from thinwire.kernels.reference import statistics as reference
+from thinwire.kernels.backends.reference import blockstats as reference
 
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

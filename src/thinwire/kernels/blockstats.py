@@ -1,4 +1,4 @@
-"""Statistics in one pass. Meaning: `reference.statistics`."""
+"""Statistics of blocks in one pass. Meaning: `reference.blockstats`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends.reference import blockstats as reference
 from thinwire.kernels.native import address, for_tensors, threads
-from thinwire.kernels.reference import statistics as reference
 
 
 def all_finite(x: Tensor) -> bool:

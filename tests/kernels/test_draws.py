@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from thinwire.kernels.reference.random import random_u32, random_unit
+from thinwire.kernels.backends.reference.draws import random_u32, random_unit
 from thinwire.randomness import key, mix
 
 N = 1 << 17

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.random import COUNTERS, random_u32
+from thinwire.kernels.backends.reference.draws import COUNTERS, random_u32
 
 
 def hadamard_(x: Tensor, starts: Tensor, block: int, keys: Tensor, counters: Tensor, inverse: bool) -> None:

@@ -20,7 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.bits import get_bits, put_bits
+from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,1 @@
+"""What does the work. `reference` says what each operation means; the others do the same, faster."""
