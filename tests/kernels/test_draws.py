@@ -1,7 +1,7 @@
-"""The generator: even, without memory, and different under every key. Keys are fixed: what passes once
-passes always.
+"""The generator: even, without memory, and different under every key.
 
-Each check rejects a perfect generator with probability below 1e-5 per key.
+Keys are fixed: what passes once passes always. Each check rejects a perfect generator with probability below 1e-5
+per key.
 """
 
 import math
@@ -52,9 +52,7 @@ def test_keys_are_not_correlated():
 
 
 def test_a_thousand_keys_behave():
-    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000
-    checks.
-    """
+    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000 checks."""
     count, draws_each = 1000, 1 << 13
     keys = torch.tensor([key(7, step, "many") - 2**63 for step in range(count)])
     x = random_unit(keys[:, None], torch.arange(draws_each)[None, :]).double() - 0.5

@@ -1,7 +1,6 @@
-"""The operations that touch every entry. `reference` says what each means; native code does the same,
-fast.
-"""
+"""The operations that touch every entry: checked here, done by one of the `backends`."""
 
+from thinwire.kernels.backends import native, reference
 from thinwire.kernels.blockstats import all_finite, block_absmax, block_statistics
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.hadamard import hadamard_
@@ -35,12 +34,14 @@ __all__ = [
     "hadamard_",
     "index_bytes",
     "narrow",
+    "native",
     "pack_ints",
     "packed_bytes",
     "packed_int_bytes",
     "put_",
     "quantize_levels",
     "quantize_uniform",
+    "reference",
     "scale_cast",
     "scatter_add",
     "take_",

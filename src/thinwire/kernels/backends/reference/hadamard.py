@@ -20,7 +20,7 @@ from torch import Tensor
 from thinwire.kernels.backends.reference.draws import COUNTERS, random_u32
 
 
-def hadamard_(x: Tensor, starts: Tensor, block: int, keys: Tensor, counters: Tensor, inverse: bool) -> None:
+def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
     """Rotates every stretch of x in place, forth or back; the distances of the butterflies ascend."""
     bounds = starts.tolist()
     for stretch, (a, b) in enumerate(itertools.pairwise(bounds)):

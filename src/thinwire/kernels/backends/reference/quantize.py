@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 from thinwire.kernels.backends.reference.blocks import Blocks
 from thinwire.kernels.backends.reference.draws import random_unit
+from thinwire.kernels.levels import Levels
 
 SMALLEST = 2.0**-120
 
@@ -52,21 +53,19 @@ def dequantize_uniform_add(
 
 
 def quantize_levels(
-    x: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, *,
+    x: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, *,
     keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Quantise to the values levels[c] * scale_j per block; `levels` are sorted, 2^bits of them; pack into
-    `out`.
+    """Quantise to the values table[c] * scale_j per block, with the levels' table; pack into `out`.
 
-    y = x * (1 / scale); j is the interval with levels[j] <= y < levels[j + 1], clipped to the table. The
-    code is j + 1 where draw < (y - levels[j]) * (1 / (levels[j + 1] - levels[j])), else j, with draws as in
-    `quantize_uniform`: unbiased between the first and the last level, the nearer end outside.
-    `lost`, where given, gets x - value. Blocks whose scale is 0 or not finite get codes 0.
+    y = x * (1 / scale); j is the interval with table[j] <= y < table[j + 1], clipped to the table. The code is j + 1
+    where draw < (y - table[j]) * (1 / (table[j + 1] - table[j])), else j, with draws as in `quantize_uniform`:
+    unbiased between the first and the last level, the nearer end outside. `lost`, where given, gets x - value. Blocks
+    whose scale is 0 or not finite get codes 0.
     """
-    bits = (len(levels) - 1).bit_length()
     blocks = Blocks.of(starts, block, x.device)
     number, r = blocks.of_element, _effective(scale.to(_working(x)))
-    table = levels.to(r.dtype)
+    table = levels.table.to(r)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
     y = x * inverse
     below = torch.searchsorted(
@@ -77,26 +76,25 @@ def quantize_levels(
     codes = torch.where(inverse > 0, codes, 0)
     if lost is not None:
         lost.copy_(x - r[number] * table[codes])
-    _pack(codes, blocks, bits, out)
+    _pack(codes, blocks, levels.bits, out)
 
 
 def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, weight: float, *, out: Tensor
+    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    """out = (weight * scale) * levels[c], for codes c made by `quantize_levels`."""
+    """out = (weight * scale) * table[c], for codes c made by `quantize_levels`."""
     out.zero_()
     dequantize_levels_add(codes, starts, block, levels, scale, weight, out=out)
 
 
 def dequantize_levels_add(
-    codes: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, weight: float, *, out: Tensor
+    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    """out += (weight * scale) * levels[c], for codes c made by `quantize_levels`."""
-    bits = (len(levels) - 1).bit_length()
+    """out += (weight * scale) * table[c], for codes c made by `quantize_levels`."""
     blocks = Blocks.of(starts, block, out.device)
     r = _effective(scale.to(_working(out)))
-    c = get_bits(codes, bits, blocks.bit_positions(bits))
-    out.add_((weight * r)[blocks.of_element] * levels.to(r.dtype)[c])
+    c = get_bits(codes, levels.bits, blocks.bit_positions(levels.bits))
+    out.add_((weight * r)[blocks.of_element] * levels.table.to(r)[c])
 
 
 def _working(x: Tensor) -> torch.dtype:
