@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 
-from thinwire.kernels.backends.reference.draws import random_u32, random_unit
+from thinwire.kernels import random_u32
+from thinwire.kernels.backends.reference.draws import random_unit
 from thinwire.randomness import key, mix
 
 N = 1 << 17
@@ -77,3 +78,9 @@ def test_a_key_is_scrambled_by_splitmix64():
             x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
             x = (x ^ x >> 15) * 0x735A2D97 % 2**32
             assert int(random_u32(number, torch.tensor(counter))) == x ^ x >> 15
+
+
+@pytest.mark.parametrize("key, counter", [(1, torch.arange(3.0)), (torch.ones(1), torch.arange(3))])
+def test_other_numbers_are_refused(key, counter):
+    with pytest.raises(ValueError, match=r"has dtype torch.float32, accepted: torch.int64"):
+        random_u32(key, counter)

@@ -3,6 +3,7 @@
 from thinwire.kernels.backends import native, reference
 from thinwire.kernels.blockstats import all_finite, block_absmax, block_statistics
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
+from thinwire.kernels.draws import random_u32
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes
@@ -41,6 +42,7 @@ __all__ = [
     "put_",
     "quantize_levels",
     "quantize_uniform",
+    "random_u32",
     "reference",
     "scale_cast",
     "scatter_add",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket, Layout
-from thinwire.kernels.backends.reference.draws import random_u32
+from thinwire.kernels import random_u32
 from thinwire.memory import Memory
 from thinwire.scheme import Conversation, Knob, Scheme
 from thinwire.schemes.sparse import check_density, check_shared_values, converse_about, density_knob, kept

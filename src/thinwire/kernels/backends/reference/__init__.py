@@ -11,6 +11,7 @@ Randomness: the draw of an element is a function of its stretch's key and of its
 
 from thinwire.kernels.backends.reference.blockstats import all_finite, block_statistics
 from thinwire.kernels.backends.reference.cast import cast_add, narrow, scale_cast, widen
+from thinwire.kernels.backends.reference.draws import random_u32
 from thinwire.kernels.backends.reference.hadamard import hadamard_
 from thinwire.kernels.backends.reference.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.backends.reference.integers import add_packed, add_packed_saturating, pack_ints
@@ -26,6 +27,6 @@ from thinwire.kernels.backends.reference.sparse import gather, put_, scatter_add
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_levels", "dequantize_levels_add", "dequantize_uniform_add", "encode_indices", "gather", "hadamard_",
-    "index_bytes", "narrow", "pack_ints", "put_", "quantize_levels", "quantize_uniform", "scale_cast",
+    "index_bytes", "narrow", "pack_ints", "put_", "quantize_levels", "quantize_uniform", "random_u32", "scale_cast",
     "scatter_add", "take_", "top_k", "widen",
 ]  # fmt: skip
