@@ -53,9 +53,7 @@ class BlockSizes(NamedTuple):
 
 
 def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = None) -> BlockSizes:
-    """`starts` and `block` describe the blocks of a buffer (see `reference`) of `numel` elements, where that
-    is known.
-    """
+    """`starts` and `block` describe the blocks of a buffer (see `reference`), of `numel` elements if that is known."""
     within("block", block, 0, 1 << 48)
     flat("starts", starts, dtypes=(torch.int64,), at_least=1)
     if starts.device.type != "cpu":

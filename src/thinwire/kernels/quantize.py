@@ -24,9 +24,8 @@ def quantize_uniform(
 ) -> None:  # fmt: skip
     """Quantise to 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
 
-    Stochastic, by a draw that depends on the element's stretch's key and on its counter; nearest where keys is None.
-    `lost`, where given, gets x - decoded value; it may be x's own memory. Blocks whose radius is not finite decode to
-    NaN.
+    Stochastic, by a draw from the key of the element's stretch and its counter; nearest where keys is None. `lost`,
+    where given, gets x - decoded value; it may be x's own memory. Blocks whose radius is not finite decode to NaN.
     """
     check.within("bits", bits, 1, 8)
     _check_encode(x, starts, block, bits, radius, keys, counters, out, lost)

@@ -1,6 +1,6 @@
 """What does the work. `reference` says in PyTorch what each operation means; the others do the same, fast.
 
-A backend is a package with the reference's operations under the same names, with the same parameters, and with
+A backend is a module with the reference's operations under the same names, with the same parameters, and with
 `takes(operation, dtypes)`. To add one, give its device a row in `FAST`. What it lacks, the reference does.
 """
 
@@ -20,7 +20,7 @@ Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
 def implementation(meaning: Operation, device: torch.device, *dtypes: torch.dtype) -> Operation:
-    """What does an operation of the reference fastest, where these are the device and the dtypes that differ."""
+    """What does an operation of the reference fastest, on this device and for the dtypes of its tensors."""
     return _found(meaning, device.type, dtypes)
 
 

@@ -9,9 +9,7 @@ from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    """The values (int32), `width` bits each, into `out` (uint8). A value that does not fit is a
-    ValueError.
-    """
+    """The values (int32), `width` bits each, into `out` (uint8). A value that does not fit is a ValueError."""
     limit, wide = 1 << (width - 1), values.to(torch.int64)
     if bool(((wide < -limit) | (wide >= limit)).any()):
         raise ValueError(f"a value does not fit into {width} bits")

@@ -1,9 +1,8 @@
 """Quantisation of every block to 2^bits levels: even ones over [-radius, radius], or a table times a scale.
 
-The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be
-denormal), and one that is not finite makes the whole block decode to NaN, which is how non-finite gradients
-reach the optimizer. A NaN in a block whose range is finite gets code 0: ranges must come from the data, as
-`block_statistics` makes them.
+The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be denormal), and
+one that is not finite makes the whole block decode to NaN, which is how non-finite gradients reach the optimizer. A NaN
+in a block whose range is finite gets code 0: ranges must come from the data, as `block_statistics` makes them.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ def quantize_uniform(
     """Quantise to s + 1 = 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
 
     Position u = x * ((s/2) / radius) + s/2; the code is floor(u + draw) clipped to 0..s, with draw =
-    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s)
-    - 1). `lost`, where given, gets x - that value; it may be x's own memory. Blocks whose radius is 0 or not
-    finite get codes 0.
+    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s) - 1).
+    `lost`, where given, gets x - that value; it may be x's own memory. Without a finite radius above 0, codes are 0.
     """
     levels = (1 << bits) - 1
     blocks = Blocks.of(starts, block, x.device)

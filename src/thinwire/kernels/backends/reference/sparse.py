@@ -1,8 +1,7 @@
 """Selecting entries, and moving selected entries in and out.
 
-Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry.
-The last chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short
-one leaves is 0.
+Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry. The last
+chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short one leaves is 0.
 """
 
 from __future__ import annotations
