@@ -14,7 +14,6 @@ import thinwire as tw
 from models import batch, digest
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
-from thinwire.core.ledger import Ledger
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Threaded
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal

@@ -13,7 +13,7 @@ from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Conversation, Knob, Scheme
-from thinwire.kernels.reference.random import random_u32
+from thinwire.kernels import random_u32
 from thinwire.schemes._sparse import check_density, check_shared_values, converse_about, density_knob, kept
 
 
