@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import survivor
 import torch
 
-import world
+from helpers import survivor, world
 from thinwire.gossip import GossipSimulation
 
 SURVIVOR = Path(survivor.__file__)

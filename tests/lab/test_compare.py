@@ -11,10 +11,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from needs import shaping
 from rich.console import Console
-from test_table import made_up, record_of
 
+from helpers.needs import shaping
+from helpers.runs import made_up, record_of
 from thinwire import cli
 from thinwire.lab.network import shaped
 from thinwire.lab.runs import compare as module

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from test_table import made_up, record_of
 
+from helpers.runs import made_up, record_of
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.network import network
 from thinwire.lab.repro import utility as repro

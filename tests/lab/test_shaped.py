@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from needs import shaping
 
+from helpers.needs import shaping
 from thinwire.lab.network import network, shaped
 from thinwire.lab.network.shaped import Shaped
 
 OWNER = """
 import sys
-from thinwire.lab import network, shaped
+from thinwire.lab.network import network, shaped
 with shaped.Shaped(network.parse("shaped:50mbit"), 2) as links:
     print(links._keeper.pid, *links.namespaces, flush=True)
     sys.stdin.read()

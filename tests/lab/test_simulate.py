@@ -6,15 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from needs import chromium
 from typer.testing import CliRunner
 
+from helpers.needs import chromium
+from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost import simulate
 from thinwire.lab.cost.model import FLOATS, BucketTalk, Message, Prediction, Step, Turn
 from thinwire.lab.cost.simulate import Point, Study
 from thinwire.lab.report import simulate_page
-from world import run_world
 
 
 def a_step(think, nbytes):

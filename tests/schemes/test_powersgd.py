@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest
+from helpers.models import batch, digest
+from helpers.world import run_world
 from thinwire.core.bucket import Bucket, Layout
 from thinwire.core.ledger import Ledger
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Threaded
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
-from world import run_world
 
 
 def low_rank(rank, rows=60, cols=40, seed=0):

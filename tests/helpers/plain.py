@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from world import _context
+from helpers.world import _context
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ def launch(script: str, workers: int, *arguments: str) -> list[subprocess.Popen[
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[1])
     processes = []
     for rank in range(workers):
         env = os.environ | {
