@@ -26,7 +26,7 @@ TINY = "regression(steps=6)"
 SCRIPT = """
 import sys
 from pathlib import Path
-from thinwire.lab.compare import compare
+from thinwire.lab.runs.compare import compare
 if __name__ == "__main__":
     file = Path(sys.argv[1])
     compare(["regression(steps=60)"], ["fp16"], workers=2, seeds=50, network="shaped:1gbit", json=file)
