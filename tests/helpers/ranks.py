@@ -8,29 +8,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+TESTS = Path(__file__).parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
 
 def launch(script: str, workers: int, *arguments: str) -> list[subprocess.Popen[str]]:
     """One process per rank of `script` (Python source), with RANK, WORLD_SIZE and MASTER_* set."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    tests = str(Path(__file__).parents[1])
-    processes = []
-    for rank in range(workers):
-        env = os.environ | {
-            "RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1", "PYTHONPATH": tests,
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", script, *arguments],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+    common = {
+        "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS),
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            env=os.environ | common | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-    return processes
+        for rank in range(workers)
+    ]
 
 
 def outcome(process: subprocess.Popen[str], timeout: float) -> tuple[int, str, str]:

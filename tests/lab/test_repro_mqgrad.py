@@ -32,7 +32,7 @@ def test_the_ladder_loses_less_on_every_rung():
 def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     spec = repro.policies(40)[name].format(seed=0)
     order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
-    run = _served_mqgrad.train(order, [None] * _served_mqgrad.RANKS)
+    run = _served_mqgrad.train(order, None)
     assert len(run.levels) == 40 and set(run.levels) <= set(task.MENU)
     assert len(run.curve) == 40 // task.JUDGED_EVERY
     assert [seconds for seconds, _ in run.curve] == sorted(seconds for seconds, _ in run.curve)

@@ -51,7 +51,7 @@ def test_on_paper_a_ring_has_a_hop_for_every_worker():
 
 def _far(counts):
     simulate.AFFORDABLE_BYTES = 1000
-    found = simulate._rehearsed(None, 5000, "topk(density=0.1)", counts)
+    found = simulate._rehearsed(5000, "topk(density=0.1)", counts)
     return {count: (steps[0].bytes_sent, extrapolated) for count, (steps, extrapolated) in found.items()}
 
 

@@ -28,15 +28,14 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import SMALL
-from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.cost.link import cores
 from thinwire.lab.cost.model import FLOATS, Carriage, Host, Link, Message, Prediction, Step
 from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import predict
 from thinwire.lab.cost.survey import Matrices
-from thinwire.lab.network.network import Network
 from thinwire.lab.runs import launch
+from thinwire.lab.runs.launch import Place
 from thinwire.lab.tasks import datasets, models
 
 WORKERS = (8, 64, 512, 4096)
@@ -108,7 +107,7 @@ def simulate(
     points = []
     for scheme in schemes:
         on_scheme(scheme)
-        (rehearsed,) = launch.gather(_rehearsed, (parameters, scheme, counts), workers=1, network=Network("none"))
+        (rehearsed,) = launch.gather(_in_a_group, 1, parameters, scheme, counts)
         errors = _errors(scheme, gradients, counts)
         for count in counts:
             steps, extrapolated = rehearsed[count]
@@ -125,9 +124,14 @@ def paper_link(workers: int, bits_per_second: float, latency_seconds: float) -> 
     return Link(workers, carriages)
 
 
-def _rehearsed(
-    exchange: Callable[[], AllReduce], parameters: int, scheme: str, counts: Sequence[int]
+def _in_a_group(
+    place: Place, parameters: int, scheme: str, counts: Sequence[int]
 ) -> dict[int, tuple[list[Step], bool]]:
+    with place.joined():
+        return _rehearsed(parameters, scheme, counts)
+
+
+def _rehearsed(parameters: int, scheme: str, counts: Sequence[int]) -> dict[int, tuple[list[Step], bool]]:
     """{workers: (steps, extrapolated)}"""
     torch.manual_seed(0)
     model = DistributedDataParallel(Matrices(parameters))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,14 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import attach
 from thinwire.exchange.server.client import ParameterServer
-from thinwire.lab.network import network
-from thinwire.lab.network.paced import Pace, PacedLedger
+from thinwire.lab.network import links, network
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro._mqgrad_task import Outcome
-from thinwire.lab.runs import process
+from thinwire.lab.runs import launch
+from thinwire.lab.runs.launch import Place
 from thinwire.server import join
 
-RANKS = task.WORKERS + 1
 PATIENCE_SECONDS = 300.0
 
 
@@ -40,49 +36,21 @@ class Order:
     learnt: str | None = None  # where to write what the controller has learnt
 
 
-def train(order: Order, namespaces: Sequence[str | None]) -> Outcome:
+def train(order: Order, namespaces: Sequence[str] | None) -> Outcome:
     """One run under one controller. `namespaces`: of the server and the workers, where links are shaped."""
-    # Ranks are forked from a process that has imported torch once, with the part that DDP imports on first use.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        members = []
-        for rank, namespace in enumerate(namespaces):
-            ours, theirs = context.Pipe(duplex=False)
-            member = context.Process(target=_rank, args=(order, rank, Path(folder), namespace, theirs), daemon=True)
-            member.start()
-            theirs.close()
-            members.append((member, ours))
-        try:
-            told = [ours.recv() for _, ours in members]
-        except EOFError:
-            raise RuntimeError(f"a rank failed under {order.controller}; its traceback is above") from None
-        finally:
-            for member, _ in members:
-                member.join(10)
-                member.kill()
-                member.join()
-    curve, levels, accuracy = told[1]
-    return Outcome(curve, levels, accuracy, told[0].get("controller_seconds", 0.0))
+    served, (curve, levels, accuracy), *_ = launch.gather(_rank, 1 + task.WORKERS, order, namespaces=namespaces)
+    return Outcome(curve, levels, accuracy, served.get("controller_seconds", 0.0))
 
 
-def _rank(order: Order, rank: int, folder: Path, namespace: str | None, report: Connection) -> None:
-    process.prepare()
-    process.join(rank, RANKS, namespace, folder)
-    role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS)
-    if role.serves:
-        told = role.serve()
-    else:
+def _rank(place: Place, order: Order) -> Any:
+    with place.joined():
+        role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS)
+        if role.serves:
+            return role.serve()
         assert role.exchange is not None
-        link = network.parse(order.network)
-        if link.mode == "paced":
-            # What workers pull comes over the server's one link: each has its share.
-            rate = link.rate_of(rank)
-            down = Pace((rate.down or rate.up) / task.WORKERS, link.latency_seconds)
-            role.exchange.ledger = PacedLedger(Pace(rate.up, link.latency_seconds), down=down)
-        told = _train(order, role.exchange, role.workers)
-    dist.destroy_process_group()
-    report.send(told)
+        worker = role.exchange.worker
+        role.exchange.ledger = links.ledger(network.parse(order.network), worker, task.WORKERS, servers=1)
+        return _train(order, role.exchange, role.workers)
 
 
 def _train(

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from thinwire.lab.network import network, shaped
+from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro import _served_mqgrad
@@ -50,7 +49,7 @@ def policies(steps: int) -> dict[str, str]:
 
 def run(quick: bool, data: Path | None, seeds: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Every policy on the same seeds. Needs no `data`: the images are embedded. `quick` trains for half as long."""
-    net = network.resolve(network.parse(LINK), shaped.why_not())
+    net = links.resolved(LINK, task.WORKERS)
     steps, earlier = (QUICK_STEPS, QUICK_EARLIER) if quick else (STEPS, EARLIER)
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         policy = f"{folder}/policy.pt"
@@ -60,7 +59,8 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Callable[[str], No
 
 def learn(policy: str, runs: int, steps: int, net: Network, progress: Callable[[str], None]) -> None:
     """Run after run, each from what the last has learnt."""
-    with _namespaces(net) as namespaces:
+    with links.opened(net, task.WORKERS, servers=1) as opened:
+        namespaces = opened.by_rank(servers=1) if opened else None
         for seed in range(EARLIER_SEEDS, EARLIER_SEEDS + runs):
             progress(f"mqgrad: earlier runs, seed {seed}")
             spec = LEARNER if seed == EARLIER_SEEDS else LEARNER_CARRIED
@@ -71,23 +71,14 @@ def learn(policy: str, runs: int, steps: int, net: Network, progress: Callable[[
 def measure(seeds: Iterable[int], policy: str, steps: int, net: Network, progress: Callable[[str], None]) -> Outcomes:
     """policy: where the carried-over one lies."""
     outcomes: Outcomes = {name: [] for name in policies(steps)}
-    with _namespaces(net) as namespaces:
+    with links.opened(net, task.WORKERS, servers=1) as opened:
+        namespaces = opened.by_rank(servers=1) if opened else None
         for seed in seeds:  # one seed after the other, so that a busy machine is busy for all policies
             for name, spec in policies(steps).items():
                 progress(f"mqgrad: {name}, seed {seed}")
                 order = Order(spec.format(seed=seed, policy=policy), seed, steps, str(net))
                 outcomes[name].append(_served_mqgrad.train(order, namespaces))
     return outcomes
-
-
-@contextmanager
-def _namespaces(net: Network) -> Iterator[list[str | None]]:
-    """Of the server and the workers; None where links are paced."""
-    if net.mode != "shaped":
-        yield [None] * _served_mqgrad.RANKS
-        return
-    with shaped.Shaped(net, _served_mqgrad.RANKS) as links:
-        yield [*links.namespaces]
 
 
 def targets(outcomes: Outcomes) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from thinwire.exchange.simulation import Simulation
-from thinwire.lab.network import network as networks
-from thinwire.lab.network import shaped
+from thinwire.lab.network import links
+from thinwire.lab.network.network import Network
 from thinwire.lab.report import table
 from thinwire.lab.report.table import number, score_text, times
 from thinwire.lab.repro._utility_claims import (
@@ -71,7 +70,7 @@ CONTENDERS = (
 def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[str, Any]:
     """Real runs on the lab's network. `quick`: half of the schemes. `data` is not needed: the images are embedded."""
     contenders = [each for each in CONTENDERS if each.quick or not quick]
-    net = networks.resolve(networks.parse(NETWORK), shaped.why_not())
+    net = links.resolved(NETWORK, WORKERS)
     progress("vNMSE on gradients of the task")
     gradients = task_gradients(tasks.load(TASK))
     errors = {each.spec: vnmse(each.spec, gradients) for each in contenders}
@@ -80,7 +79,7 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[
     return {"claims": claims_of(outcomes), "tables": [_outcome_table(outcomes, record), _order_table(outcomes)]}
 
 
-def train(contenders: Sequence[Contender], net: networks.Network, seeds: int, progress: Progress) -> Record:
+def train(contenders: Sequence[Contender], net: Network, seeds: int, progress: Progress) -> Record:
     """Every contender once, then the next seed: what disturbs the machine for a while disturbs all alike."""
     record = Record(
         {
@@ -88,11 +87,11 @@ def train(contenders: Sequence[Contender], net: networks.Network, seeds: int, pr
             "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": WORKERS,
         }
     )  # fmt: skip
-    with shaped.Shaped(net, WORKERS) if net.mode == "shaped" else contextlib.nullcontext() as links:
+    with links.opened(net, WORKERS) as opened:
         for seed in range(seeds):
             for each in contenders:
                 progress(f"training: {each.title}, seed {seed}")
-                record.runs.append(execute(Plan(TASK, each.spec, seed, network=str(net), workers=WORKERS), links))
+                record.runs.append(execute(Plan(TASK, each.spec, seed, network=str(net), workers=WORKERS), opened))
     return record
 
 
