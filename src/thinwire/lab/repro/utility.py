@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.network import links
@@ -31,13 +29,12 @@ from thinwire.lab.repro._utility_claims import (
     compressed_of,
     seconds_text,
 )
+from thinwire.lab.repro.claims import Listing, Progress, Reproduction
 from thinwire.lab.runs.record import Plan, Record
 from thinwire.lab.runs.run import execute
-from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks import estimates, tasks
+from thinwire.lab.tasks.estimates import Named
 from thinwire.lab.tasks.tasks import Task
-
-Progress = Callable[[str], None]
-Named = dict[str, Tensor]
 
 WORKERS = 4
 NETWORK = "auto:100mbit"
@@ -67,7 +64,7 @@ CONTENDERS = (
 )
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """Real runs on the lab's network. `quick`: half of the schemes. `data` is not needed: the images are embedded."""
     contenders = [each for each in CONTENDERS if each.quick or not quick]
     net = links.resolved(NETWORK, WORKERS)
@@ -76,7 +73,7 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[
     errors = {each.spec: vnmse(each.spec, gradients) for each in contenders}
     record = train(contenders, net, seeds, progress)
     outcomes = judge(contenders, record, errors)
-    return {"claims": claims_of(outcomes), "tables": [_outcome_table(outcomes, record), _order_table(outcomes)]}
+    return Reproduction(claims_of(outcomes), [_outcome_table(outcomes, record), _order_table(outcomes)])
 
 
 def train(contenders: Sequence[Contender], net: Network, seeds: int, progress: Progress) -> Record:
@@ -118,29 +115,25 @@ def task_gradients(task: Task) -> list[list[Named]]:
             examples = next(batch)
             loss = task.loss(model(examples.inputs), examples.targets)
             grads.append(dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)))
+        mean = estimates.mean_of(grads)
         for name, parameter in parameters.items():
-            parameter.grad = torch.stack([grad[name] for grad in grads]).mean(0)
+            parameter.grad = mean[name]
         optimizer.step()
-        steps.append([{name: g for name, g in grad.items() if g.ndim > 1 and g.numel() >= 1024} for grad in grads])
+        steps.append([{name: g for name, g in grad.items() if estimates.compressed(g)} for grad in grads])
     return steps
 
 
 def vnmse(spec: str, gradients: list[list[Named]]) -> float:
     """|X - Xhat|^2 / |X|^2, the mean over the steps after the first WARM, without error memory."""
     simulation = Simulation(spec, workers=WORKERS, feedback=False)
-    errors = []
-    for grads in gradients:
-        said = simulation.reduce(grads)
-        exact = {name: torch.stack([grad[name] for grad in grads]).mean(0) for name in said}
-        error = sum(float((said[name] - exact[name]).double().square().sum()) for name in said)
-        errors.append(error / sum(float(tensor.double().square().sum()) for tensor in exact.values()))
+    errors = [estimates.vnmse(simulation.reduce(grads), estimates.mean_of(grads)) for grads in gradients]
     return sum(errors[WARM:]) / len(errors[WARM:])
 
 
 # -- tables --------------------------------------------------------------------------------------------------
 
 
-def _outcome_table(outcomes: Sequence[Outcome], record: Record) -> dict[str, Any]:
+def _outcome_table(outcomes: Sequence[Outcome], record: Record) -> Listing:
     rows = []
     for each in outcomes:
         row = each.row
@@ -151,17 +144,15 @@ def _outcome_table(outcomes: Sequence[Outcome], record: Record) -> dict[str, Any
             times(row.speedup_fp16), times(row.speedup_fp32),
         ])  # fmt: skip
     first = outcomes[0].row
-    return {
-        "title": f"{TASK}, {table.setting(record)}; target {score_text(first.metric, first.target)}",
-        "columns": [
-            "scheme", "bits", "MB/step", "steps/s", "encode ms", "vNMSE", "seconds to target", "final", "vs fp16",
-            "vs fp32",
-        ],
-        "rows": rows,
-    }  # fmt: skip
+    columns = [
+        "scheme", "bits", "MB/step", "steps/s", "encode ms", "vNMSE", "seconds to target", "final", "vs fp16",
+        "vs fp32",
+    ]  # fmt: skip
+    title = f"{TASK}, {table.setting(record)}; target {score_text(first.metric, first.target)}"
+    return Listing(title, columns, rows)
 
 
-def _order_table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _order_table(outcomes: Sequence[Outcome]) -> Listing:
     """Places by each proxy, in the order of seconds to the target."""
     compressed = sorted(compressed_of(outcomes), key=lambda each: each.seconds)
     by_speed = sorted(compressed, key=lambda each: -each.steps_per_second)
@@ -171,4 +162,4 @@ def _order_table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         reached = str(place) if math.isfinite(each.seconds) else "-"
         rows.append([each.title, reached, str(by_speed.index(each) + 1), str(by_error.index(each) + 1)])
     columns = ["scheme", "by seconds to target", "by steps/s", "by vNMSE"]
-    return {"title": "The order that proxies foretell (- : not always reached)", "columns": columns, "rows": rows}
+    return Listing("The order that proxies foretell (- : not always reached)", columns, rows)
