@@ -1,11 +1,7 @@
-"""Shared set-up: one thread per process, since many ranks share few cores; helpers importable from every folder."""
+"""Shared set-up: one thread per process, since many ranks share few cores; asserts of helpers say what they saw."""
 
-import sys
-from pathlib import Path
-
+import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "laws"))
-
+pytest.register_assert_rewrite("helpers")
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Imports run one way, and the network stays in its places."""
+"""Imports run one way, the network stays in its places, and tests stand alone."""
 
 import ast
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import thinwire
 
 ROOT = Path(thinwire.__file__).parent
+TESTS = Path(__file__).parent
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
@@ -65,3 +66,9 @@ def test_the_network_stays_in_its_places(path):
         assert not [name for name in imports(path) if name.startswith("torch.distributed")]
         attributes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
         assert "torch.distributed" not in {ast.unparse(node) for node in attributes}
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_imports_a_test(path):
+    """What two tests need is in tests/helpers."""
+    assert not [name for name in imports(path) if any(part.startswith("test_") for part in name.split("."))]

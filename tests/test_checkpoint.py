@@ -10,11 +10,11 @@ import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import digest, mlp
-from specs import BUCKETWISE, every_spec
-from test_ddp import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
+from helpers.models import digest, mlp
+from helpers.specs import BUCKETWISE, every_spec
+from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
+from helpers.world import run_world
 from thinwire import checkpoint
-from world import run_world
 
 
 def run(model, optimizer, steps):

@@ -7,39 +7,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest, mlp
-from specs import every_spec
-from world import run_world
-
-MANY_BUCKETS = 0.01  # MB: several buckets even for these small models
-
-
-def train(model, steps, *, dtype=torch.float32, first=0, accumulate=1):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        for micro in range(accumulate - 1):
-            with model.no_sync():
-                loss_of(model, step + 100 * (micro + 1), dtype).backward()
-        loss_of(model, step, dtype).backward()
-        optimizer.step()
-    return digest(model)
-
-
-def loss_of(model, step, dtype=torch.float32):
-    x, y = batch(dist.get_rank(), step, dtype)
-    return nn.functional.mse_loss(model(x), y)
-
-
-def assert_equal(a, b):
-    assert len(a) == len(b)
-    for mine, theirs in zip(a, b, strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def assert_replicas_equal(results):
-    for other in results[1:]:
-        assert_equal(results[0], other)
+from helpers.models import batch, digest, mlp
+from helpers.specs import every_spec
+from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of, train
+from helpers.world import run_world
 
 
 def _every_scheme(specs):

@@ -7,9 +7,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
-from models import digest, mlp
-from test_ddp import MANY_BUCKETS, assert_equal, assert_replicas_equal, train
-from world import run_world
+from helpers.models import digest, mlp
+from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, train
+from helpers.world import run_world
 
 
 class Odd(nn.Module):

@@ -1,45 +1,24 @@
 """Dead ranks, errors on the lane, and leaving in every order: clear errors, no hang, nothing left behind."""
 
 import json
-import os
-import threading
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import mlp
-from ranks import launch, outcome
-from test_ddp import train
-from thinwire.core.request import Sum
-from thinwire.core.scheme import Scheme
-from world import run_world
-
-
-@dataclass(frozen=True)
-class Broken(Scheme):
-    """Works for two steps, then raises on rank 0."""
-
-    unbiased: ClassVar[bool] = True
-    summary: ClassVar[str] = "for tests"
-
-    def converse(self, bucket, memory, level):
-        if bucket.step == 2 and bucket.worker == 0:
-            raise ArithmeticError("the scheme is broken")
-        return (yield Sum(bucket.flat.mul_(1 / bucket.workers)))
-
+from helpers.models import mlp
+from helpers.ranks import launch, outcome
+from helpers.world import run_world
 
 START = """
 import datetime, os, signal, sys
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
-from models import mlp
-from test_ddp import train
-from test_faults import Broken
+from helpers.models import mlp
+from helpers.faults import Broken, cycles
+from helpers.training import train
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
 rank = dist.get_rank()
 model = DDP(mlp(), bucket_cap_mb=0.01)
@@ -93,19 +72,8 @@ def test_every_way_to_leave_is_clean(way, spec):
         assert code == 0, err
 
 
-def cycles(model, count):
-    """Native and Python threads after each of `count` attach-close cycles, and the lanes still there."""
-    threads = []
-    for cycle in range(count):
-        with tw.attach(model, "qsgd"):
-            if cycle % 10 == 0:
-                train(model, 1)
-        threads.append(len(os.listdir("/proc/self/task")))
-    return threads, [thread.name for thread in threading.enumerate() if "thinwire" in thread.name]
-
-
 def test_a_hundred_cycles_leave_no_thread_and_exit_cleanly():
-    script = "from test_faults import cycles; import json; print(json.dumps(cycles(model, 100)))"
+    script = "import json; print(json.dumps(cycles(model, 100)))"
     for code, out, err in ends(script, 2):
         assert code == 0, err
         threads, lanes = json.loads(out)

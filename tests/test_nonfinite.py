@@ -7,10 +7,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import digest, mlp
-from specs import every_spec, saturates, sum_rounding
-from test_ddp import MANY_BUCKETS, assert_replicas_equal, loss_of
-from world import run_world
+from helpers.models import digest, mlp
+from helpers.specs import every_spec, saturates, sum_rounding
+from helpers.training import MANY_BUCKETS, assert_replicas_equal, loss_of
+from helpers.world import run_world
 
 
 def gradients(model, step, poison=None):

@@ -3,7 +3,7 @@
 import pytest
 
 import thinwire as tw
-from specs import every_spec
+from helpers.specs import every_spec
 from thinwire.schemes import parse, registry
 
 

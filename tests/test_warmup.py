@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, mlp
-from specs import every_spec
-from world import run_world
+from helpers.models import batch, mlp
+from helpers.specs import every_spec
+from helpers.world import run_world
 
 
 @pytest.mark.parametrize("spec", [spec for spec in every_spec() if not tw.parse(spec).exact])

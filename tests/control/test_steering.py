@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest, mlp
-from world import run_world
+from helpers.models import batch, digest, mlp
+from helpers.world import run_world
 
 
-def train(model, wire, worker, steps):
+def levels_and_bytes(model, wire, worker, steps):
     """The level and the number of bytes sent, after each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     levels, sent = [], []
@@ -32,7 +32,7 @@ def train(model, wire, worker, steps):
 def _reduced(controller, steps, folder=None):
     model = DDP(mlp())
     with tw.attach(model, "qsgd(bits=4, block=64)", controller=controller) as wire:
-        levels, sent = train(model, wire, dist.get_rank(), steps)
+        levels, sent = levels_and_bytes(model, wire, dist.get_rank(), steps)
         if folder:
             wire.save_controller(f"{folder}/policy")
         return levels, sent, digest(model)
@@ -44,7 +44,7 @@ def _served(controller, steps, folder=None):
         return role.serve()
     model = DDP(mlp(), process_group=role.workers)
     with tw.attach(model, "qsgd(bits=4, block=64)", exchange=role.exchange, controller=controller) as wire:
-        levels, sent = train(model, wire, role.exchange.worker, steps)
+        levels, sent = levels_and_bytes(model, wire, role.exchange.worker, steps)
         if folder:
             wire.save_controller(f"{folder}/policy")
         return levels, sent, digest(model)
@@ -81,7 +81,7 @@ def _any_knob(specs):
     for spec in specs:
         model = DDP(mlp())
         with tw.attach(model, spec, controller="uniform(interval=1, seed=2)") as wire:
-            levels, _ = train(model, wire, dist.get_rank(), 6)
+            levels, _ = levels_and_bytes(model, wire, dist.get_rank(), 6)
         found[spec] = levels, digest(model)
     return found
 

@@ -1,4 +1,4 @@
-"""The direct by itself, on a group that is made up."""
+"""The direct way by itself, on a group that is made up."""
 
 from datetime import timedelta
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinwire.core.ledger import Ledger
 from thinwire.exchange.direct import Direct
+from thinwire.exchange.transport import Transport
 from thinwire.schemes import parse
 
 
@@ -27,6 +27,9 @@ class Group:
     def __init__(self, lost=None, refused=None):
         self.log, self.sums, self.started, self.lost, self.refused = [], [], 0, lost, refused
 
+    def size(self):
+        return 2
+
     def allreduce(self, tensors, op):
         number, self.started = self.started, self.started + 1
         if number == self.refused:
@@ -38,7 +41,7 @@ class Group:
 
 
 def direct_on(group, spec="fp32"):
-    return Direct(group, 2, parse(spec), Ledger())
+    return Direct(group, parse(spec), Transport())
 
 
 def step(direct, group, buckets=3):
@@ -105,7 +108,7 @@ def test_works_of_casts_are_held_for_a_step_and_hold_no_bucket():
     beside its second ones: the whole model once more.
     """
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
-    direct, before = Direct(group, 1, parse("fp16"), Ledger()), []
+    direct, before = Direct(group, parse("fp16"), Transport()), []
     for _ in range(2):
         buckets = [torch.ones(size) for size in (1, 2, 3)]
         for bucket in buckets:

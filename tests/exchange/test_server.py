@@ -10,22 +10,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest, mlp
-from specs import every_spec
+from helpers.models import mlp
+from helpers.specs import every_spec
+from helpers.training import train
+from helpers.world import run_world
 from thinwire.core.scheme import Codec
-from world import run_world
 
 STEPS = 3
-
-
-def train(model, worker, steps=STEPS):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(steps):
-        x, y = batch(worker, step)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-    return digest(model)
 
 
 def _both(servers, specs, downs):
@@ -42,14 +33,14 @@ def _both(servers, specs, downs):
                 continue
             model = DDP(mlp(), process_group=role.workers, bucket_cap_mb=0.01)
             with tw.attach(model, spec, exchange=role.exchange, exempt=()) as wire:
-                served[spec, down] = train(model, role.exchange.worker)
+                served[spec, down] = train(model, STEPS, worker=role.exchange.worker)
                 stats[spec, down] = wire.stats()
         if not role.serves:
             codec = tw.parse(spec)
             for route in ("gather", "two-shot") if isinstance(codec, Codec) and codec.grain else ("gather",):
                 model = DDP(mlp(), process_group=role.workers, bucket_cap_mb=0.01)
                 with tw.attach(model, spec, exchange=tw.AllReduce(route=route), exempt=()):
-                    reduced[spec, route] = train(model, role.exchange.worker)
+                    reduced[spec, route] = train(model, STEPS, worker=role.exchange.worker)
     return served, reduced, stats
 
 

@@ -4,27 +4,21 @@ import heapq
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest, mlp
+from helpers.models import digest, mlp
+from helpers.training import loss_of
+from helpers.world import run_world
 from thinwire.core.layout import Layout
-from thinwire.exchange.codecs import CASTS
 from thinwire.exchange.server.frames import Kind, Push
 from thinwire.exchange.server.peers import Incoming
 from thinwire.exchange.server.weights import Gradient, SharedWeights
-from world import run_world
 
 
 def momentum(weights):
     return torch.optim.SGD(weights, lr=0.05, momentum=0.9)
-
-
-def loss_of(model, worker, step):
-    x, y = batch(worker, step)
-    return nn.functional.mse_loss(model(x), y)
 
 
 def _asynchronous(servers, spec, staleness, steps, down="fp32"):
@@ -36,7 +30,7 @@ def _asynchronous(servers, spec, staleness, steps, down="fp32"):
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = loss_of(net, role.exchange.worker, step)
+        loss = loss_of(net, step, worker=role.exchange.worker)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -50,7 +44,7 @@ def _synchronous(steps):
     optimizer = momentum(model.parameters())
     for step in range(steps):
         optimizer.zero_grad()
-        loss_of(model, dist.get_rank(), step).backward()
+        loss_of(model, step).backward()
         optimizer.step()
     return digest(model)
 
@@ -77,7 +71,7 @@ class Game:
     """SharedWeights, driven by hand: who may go on after which pushes."""
 
     def __init__(self, workers, staleness):
-        self.operation = Gradient(((CASTS["fp32"], Layout.of([("w", (4,))])),), "float32")
+        self.operation = Gradient(((tw.FP32(), Layout.of([("w", (4,))])),), "float32")
         self.shared = SharedWeights(lambda weights: torch.optim.SGD(weights, lr=1.0), staleness)
         self.present = list(range(workers))
         for worker in self.present:
@@ -151,7 +145,7 @@ class Clock:
     def __init__(self, staleness):
         self.net = mlp(seed=3)
         weights = nn.utils.parameters_to_vector(self.net.parameters()).detach()
-        self.operation = Gradient(((CASTS["fp32"], Layout.of([("w", tuple(weights.shape))])),), "float32")
+        self.operation = Gradient(((tw.FP32(), Layout.of([("w", tuple(weights.shape))])),), "float32")
         self.shared = SharedWeights(momentum, staleness)
         for worker in range(len(SPEEDS)):
             self._push(worker, Kind.WEIGHTS, weights if worker == 0 else None)
@@ -166,7 +160,7 @@ class Clock:
 
     def loss(self, weights, worker, step):
         nn.utils.vector_to_parameters(weights, self.net.parameters())
-        return loss_of(self.net, worker, step)
+        return loss_of(self.net, step, worker=worker)
 
     def run(self, seconds):
         """The mean loss on examples that nobody has trained on, with the weights at the end."""

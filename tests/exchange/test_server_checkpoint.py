@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest, mlp
-from world import run_world
+from helpers.models import batch, digest, mlp
+from helpers.world import run_world
 
 CONTROLLER = "mqgrad(interval=2, levels_from=(2, 4, 8), seed=1)"
 

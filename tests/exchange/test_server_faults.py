@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest, mlp
-from plain import die, run_plain
+from helpers.models import batch, digest, mlp
+from helpers.plain import die, run_plain
 from thinwire.exchange.server import client, operations
 
 QSGD = "qsgd(bits=4, block=64)"

@@ -6,15 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import batch, mlp
+from helpers.models import batch, mlp
+from helpers.world import run_world
 from thinwire.gossip import Gossip, GossipSimulation, graphs
-from world import run_world
 
 STEPS = 6
 EXACT = ["dpsgd", "powergossip(iterations=2)", "powergossip(factor_rank=3)"]
 
 
-def train(model, rank, steps, mix, overlapped=False, first=0):
+def train_and_mix(model, rank, steps, mix, overlapped=False, first=0):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     dtype = next(model.parameters()).dtype
     for step in range(first, first + steps):
@@ -40,7 +40,7 @@ def real_run(spec, overlapped):
     model = mlp(seed=rank, dtype=torch.float64)  # started differently: rank 0's weights must win
     with Gossip(model, graphs.ring(4), spec, seed=7) as gossip:
         mix = (gossip.mix_begin, gossip.mix_end) if overlapped else gossip.mix
-        train(model, rank, STEPS, mix, overlapped)
+        train_and_mix(model, rank, STEPS, mix, overlapped)
         stats = gossip.stats()
         return weights(model), stats, gossip.consensus()
 
@@ -131,16 +131,16 @@ def resumed(spec, folder):
     rank = dist.get_rank()
     model = mlp(seed=0)
     with Gossip(model, graphs.ring(3), spec) as gossip:
-        train(model, rank, 3, gossip.mix)
+        train_and_mix(model, rank, 3, gossip.mix)
         torch.save({"model": model.state_dict(), "gossip": gossip.state_dict()}, f"{folder}/{rank}.pt")
-        train(model, rank, 3, gossip.mix, first=3)
+        train_and_mix(model, rank, 3, gossip.mix, first=3)
     again = mlp(seed=9)
     with Gossip(again, graphs.ring(3), spec) as gossip:
         saved = torch.load(f"{folder}/{rank}.pt", weights_only=True)
         again.load_state_dict(saved["model"])
         gossip.load_state_dict(saved["gossip"])
         sent = gossip.stats()["bytes_sent"]
-        train(again, rank, 3, gossip.mix, first=3)
+        train_and_mix(again, rank, 3, gossip.mix, first=3)
         with pytest.raises(ValueError, match="this is rank"):
             gossip.load_state_dict(saved["gossip"] | {"rank": 99})
         with pytest.raises(ValueError, match="format"):
@@ -166,7 +166,7 @@ def varying():
     rank = dist.get_rank()
     model = mlp(seed=0, dtype=torch.float64)
     with Gossip(model, pairs, "powergossip", seed=7) as gossip:
-        train(model, rank, STEPS, gossip.mix)
+        train_and_mix(model, rank, STEPS, gossip.mix)
         return weights(model)
 
 
@@ -268,7 +268,7 @@ def subgroup():
         return None
     model = mlp(seed=rank)
     with Gossip(model, graphs.ring(2), "dpsgd", group=pair) as gossip:
-        train(model, rank, 2, gossip.mix)
+        train_and_mix(model, rank, 2, gossip.mix)
         with gossip.average():
             return weights(model)
 

@@ -1,32 +1,18 @@
 """kill -9 of one of several plainly launched processes: the others go on, or raise, as the user chose."""
 
 import json
-import multiprocessing
-import os
 import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
-import survivor
 import torch
 
-import world
+from helpers import survivor
+from helpers.plain import run_plain
+from helpers.ranks import launch, outcome
 from thinwire.gossip import GossipSimulation
 
-SURVIVOR = Path(survivor.__file__)
 DEATH, STEPS = 10, 60
-
-
-def places(ranks):
-    """What `env://` reads, for each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [common | {"RANK": str(rank)} for rank in range(ranks)]
 
 
 def task(graph, mixer, victims, on_loss="continue"):
@@ -36,35 +22,12 @@ def task(graph, mixer, victims, on_loss="continue"):
     }  # fmt: skip
 
 
-def rank_main(place, what, answers):
-    os.environ.update(place)
-    answers.send(survivor.main(**what))
-
-
 def run(ranks, what):
-    """What every surviving rank saw, by rank. No launcher: nobody restarts the group, or ends it."""
-    assert world, "its fork server has imported torch, so that a rank starts at once"
-    context = multiprocessing.get_context("forkserver")
-    processes, pipes = [], []
-    for place in places(ranks):
-        ours, theirs = context.Pipe(duplex=False)
-        processes.append(context.Process(target=rank_main, args=(place, what, theirs)))
-        processes[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    seen = {}
-    try:
-        for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
-            assert pipe.poll(100), f"rank {rank} hangs"
-            if rank not in what["victims"]:
-                seen[rank] = pipe.recv()
-            process.join(20)
-            assert process.exitcode == (-signal.SIGKILL if rank in what["victims"] else 0)
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-    return seen
+    """What every surviving rank saw, by rank. Nobody restarts the group, or ends it."""
+    ends = run_plain(partial(survivor.main, **what), ranks)
+    for rank, end in enumerate(ends):
+        assert end.code == (-signal.SIGKILL if rank in what["victims"] else 0), end.error
+    return {rank: end.value for rank, end in enumerate(ends) if rank not in what["victims"]}
 
 
 def check_they_went_on(seen, victim):
@@ -80,22 +43,13 @@ def check_they_went_on(seen, victim):
 
 
 def test_plain_processes_go_on_after_kill_9_and_the_loss_keeps_falling():
-    command = [sys.executable, str(SURVIVOR), json.dumps(task("chorded", "powergossip", [3]))]
-    processes = [
-        subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for place in places(5)
-    ]
-    seen = {}
-    try:
-        for rank, process in enumerate(processes):
-            out, err = process.communicate(timeout=150)
-            assert process.returncode == (-signal.SIGKILL if rank == 3 else 0), err
-            if rank != 3:
-                seen[rank] = json.loads(out)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    processes = launch(
+        "from helpers.survivor import script; script()", 5, json.dumps(task("chorded", "powergossip", [3]))
+    )
+    ends = [outcome(process, timeout=150) for process in processes]
+    for rank, (code, _, err) in enumerate(ends):
+        assert code == (-signal.SIGKILL if rank == 3 else 0), err
+    seen = {rank: json.loads(out) for rank, (_, out, _) in enumerate(ends) if rank != 3}
     check_they_went_on(seen, 3)
 
 

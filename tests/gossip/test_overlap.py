@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from models import mlp
+from helpers.models import mlp
+from helpers.world import run_world
 from thinwire.gossip import Gossip, graphs
-from world import run_world
 
 WORD = 7  # the tag of the tests' own messages, which say "now you may"
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
 import thinwire as tw
+from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost.advise import Advice, bits, default_schemes
 from thinwire.lab.cost.advise_command import check_sentence, command, parameters
@@ -23,7 +24,6 @@ from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import break_even, play, predict
 from thinwire.lab.cost.survey import Matrices, Survey
 from thinwire.schemes import registry
-from world import run_world
 
 ROOMY = Host(cores=8)  # every thread has a core of its own
 CROWDED = Host(cores=2, workers=4)

@@ -11,10 +11,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from needs import shaping
 from rich.console import Console
-from test_table import made_up, record_of
 
+from helpers.needs import shaping
+from helpers.runs import made_up, record_of
 from thinwire import cli
 from thinwire.lab.network import shaped
 from thinwire.lab.runs import compare as module
@@ -26,7 +26,7 @@ TINY = "regression(steps=6)"
 SCRIPT = """
 import sys
 from pathlib import Path
-from thinwire.lab.compare import compare
+from thinwire.lab.runs.compare import compare
 if __name__ == "__main__":
     file = Path(sys.argv[1])
     compare(["regression(steps=60)"], ["fp16"], workers=2, seeds=50, network="shaped:1gbit", json=file)

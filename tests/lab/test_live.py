@@ -3,8 +3,8 @@
 import io
 
 from rich.console import Console
-from test_table import made_up
 
+from helpers.runs import made_up
 from thinwire.lab.report.progress import LiveTable
 from thinwire.lab.runs.record import Plan, Point
 

@@ -4,9 +4,9 @@ import re
 import subprocess
 
 import pytest
-from needs import chromium
-from test_table import FP16, made_up, record_of
 
+from helpers.needs import chromium
+from helpers.runs import FP16, made_up, record_of
 from thinwire.lab.report import report, table
 
 

@@ -6,16 +6,15 @@ from typer.testing import CliRunner
 
 from thinwire.cli import app
 from thinwire.lab.repro import regtopk, tnq
+from thinwire.lab.repro.claims import Claim, Listing, Reproduction
 
 
 def measured(quick, data, seeds, progress):
     progress("measuring")
-    return {
-        "tables": [
-            {"title": "Errors", "columns": ["scheme", 7], "rows": [["a_scheme_with_a_very_long_name" * 3, 0.5]]}
-        ],
-        "claims": [{"claim": "less is more", "measured": f"{seeds} of 5", "expected": "5 of 5", "holds": False}],
-    }
+    return Reproduction(
+        claims=[Claim("less is more", measured=f"{seeds} of 5", expected="5 of 5", holds=False)],
+        tables=[Listing("Errors", ["scheme", 7], [["a_scheme_with_a_very_long_name" * 3, 0.5]])],
+    )
 
 
 def test_a_reproduction_is_shown_whole_and_kept_with_what_it_ran_on(monkeypatch, tmp_path):
@@ -29,6 +28,7 @@ def test_a_reproduction_is_shown_whole_and_kept_with_what_it_ran_on(monkeypatch,
     assert "less is more" in said.output and "no" in said.output
     kept = json.loads(file.read_text())["tnq"]
     assert kept["quick"] is True and kept["seeds"] == 2 and kept["claims"][0]["measured"] == "2 of 5"
+    assert kept["tables"][0]["columns"] == ["scheme", 7] and kept["claims"][0]["holds"] is False
     assert kept["machine"] and kept["versions"]["torch"] and kept["created"]
 
 

@@ -9,8 +9,8 @@ from thinwire.lab.tasks import datasets
 def test_the_toys_claims_hold():
     claims = []
     table = repro._toy_table(claims)
-    assert [claim["holds"] for claim in claims] == [True, True, True]
-    assert [row[0] for row in table["rows"]] == list(repro.TOY_STEPS)
+    assert [claim.holds for claim in claims] == [True, True, True]
+    assert [row[0] for row in table.rows] == list(repro.TOY_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ def test_the_toys_claims_hold():
     ],
 )
 def test_every_seed_counts_for_the_regressions_claims(name, ends, holds):
-    assert repro._regression_claim(name, ends)["holds"] is holds
+    assert repro._regression_claim(name, ends).holds is holds
 
 
 def test_the_margin_on_images_is_reported_as_it_is():
     for margins, holds in (([1.0, -0.5, 0.4], True), ([-1.0, 0.5, 0.4], False)):
         claim = repro._image_claim("anywhere", margins)
-        assert claim["holds"] is holds and claim["measured"].startswith("+0.3" if holds else "-0.0")
+        assert claim.holds is holds and claim.measured.startswith("+0.3" if holds else "-0.0")
 
 
 def test_the_tables_hold_every_scheme_and_setting(monkeypatch):
@@ -39,10 +39,10 @@ def test_the_tables_hold_every_scheme_and_setting(monkeypatch):
     monkeypatch.setattr(repro.ImageRun, "accuracy", lambda run, scheme, dataset, seed: 50.0 + seed)
     monkeypatch.setattr(datasets, "embedded_images", lambda: None)
     said = repro.run(False, None, 2, lambda text: None)
-    regression, _, images = said["tables"]
-    assert {(row[0], row[1]) for row in regression["rows"]} == {
+    regression, _, images = said.tables
+    assert {(row[0], row[1]) for row in regression.rows} == {
         (density, name) for density in (0.4, 0.5, 0.55, 0.6, 0.9) for name in repro._schemes(density)
     }
-    assert len(images["rows"]) == 2 * 5 and all(row[3] == "+0.0 ± 0.0" for row in images["rows"])
-    assert all(len(row) == len(table["columns"]) for table in said["tables"] for row in table["rows"])
-    assert sum(repro.IMAGES_JUDGED in claim["claim"] for claim in said["claims"]) == 2
+    assert len(images.rows) == 2 * 5 and all(row[3] == "+0.0 ± 0.0" for row in images.rows)
+    assert all(len(row) == len(table.columns) for table in said.tables for row in table.rows)
+    assert sum(repro.IMAGES_JUDGED in claim.claim for claim in said.claims) == 2

@@ -10,9 +10,9 @@ from thinwire.lab.tasks import tasks
 def test_the_claims_on_laplace_data_hold():
     claims = []
     table = tnq._laplace_table(claims, lambda text: None)
-    assert len(claims) == 15 and all(set(claim) == {"claim", "measured", "expected", "holds"} for claim in claims)
-    assert [claim["claim"] for claim in claims if not claim["holds"]] == []
-    assert all(len(row) == len(table["columns"]) for row in table["rows"])
+    assert len(claims) == 15
+    assert [claim.claim for claim in claims if not claim.holds] == []
+    assert all(len(row) == len(table.columns) for row in table.rows)
 
 
 def test_training_measures_the_error_of_the_mean_gradient():
@@ -27,14 +27,14 @@ def test_training_measures_the_error_of_the_mean_gradient():
 
 def test_best_is_judged_by_the_seeds_agreement():
     others = {"QSGD": [0.5, 0.5], "NQ": [0.6, 0.6], "TQ": [0.7, 0.7]}
-    assert tnq._accuracy_claim(2, others | {"TNQ": [0.70, 0.74]})["holds"]
-    assert tnq._accuracy_claim(2, others | {"TNQ": [0.66, 0.73]})["holds"]
-    assert not tnq._accuracy_claim(2, others | {"TNQ": [0.65, 0.66]})["holds"]
+    assert tnq._accuracy_claim(2, others | {"TNQ": [0.70, 0.74]}, 0.8).holds
+    assert tnq._accuracy_claim(2, others | {"TNQ": [0.66, 0.73]}, 0.8).holds
+    assert not tnq._accuracy_claim(2, others | {"TNQ": [0.65, 0.66]}, 0.8).holds
 
 
 @pytest.mark.full
 def test_every_claim_is_made():
     said = tnq.run(True, None, 2, lambda text: None)
-    assert {table["title"][:10] for table in said["tables"]} == {"Squared er", "A CNN on t"}
-    failed = [claim for claim in said["claims"] if not claim["holds"] and "reason" not in claim]
+    assert {table.title[:10] for table in said.tables} == {"Squared er", "A CNN on t"}
+    failed = [claim for claim in said.claims if not claim.holds and claim.reason is None]
     assert failed == []

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from test_table import made_up, record_of
 
+from helpers.runs import made_up, record_of
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.network import network
 from thinwire.lab.repro import utility as repro
@@ -25,7 +25,7 @@ def judged(*given):
 
 
 def holding(outcomes):
-    return {claim["claim"]: claim["holds"] for claim in repro.claims_of(outcomes)}
+    return {claim.claim: claim.holds for claim in repro.claims_of(outcomes)}
 
 
 FP32, FP16 = ("fp32", 4.0, [0.5, 0.8], 0.0), ("fp16", 2.0, [0.5, 0.8], 1e-7)
@@ -72,7 +72,7 @@ def test_pairs_in_another_order_are_counted():
         FP32, FP16, (TOPK, 1.0, [0.8], 0.3), (TOPKC, 2.0, [0.8], 0.2), ("tnq(bits=4)", 3.0, [0.8], 0.1),
         ("tnq(bits=2)", 0.5, [0.1], 0.4), ("tnq(bits=8)", 0.4, [0.1], 0.5),
     )  # fmt: skip
-    measured = {claim["claim"].split()[0]: claim["measured"] for claim in repro.claims_of(outcomes)}
+    measured = {claim.claim.split()[0]: claim.measured for claim in repro.claims_of(outcomes)}
     # Nine pairs have an order: two never arrive. Error misorders the three that arrive, speed those two against all.
     assert measured["vNMSE"] == "3 of 9 pairs" and measured["throughput"] == "6 of 9 pairs"
 
@@ -100,9 +100,9 @@ def test_a_failed_run_is_the_worst_and_is_shown():
     outcomes = repro.judge(contenders, record, dict.fromkeys(("fp32", "fp16", TOPK, TOPKC), 0.1))
     assert holding(outcomes)["0.5 bits: TopKC reaches the target sooner than Top-k"]
     table = repro._outcome_table(outcomes, record)
-    assert "failed: it broke" in table["rows"][2] and all(len(row) == len(table["columns"]) for row in table["rows"])
+    assert "failed: it broke" in table.rows[2] and all(len(row) == len(table.columns) for row in table.rows)
     order = repro._order_table(outcomes)
-    assert [row[:2] for row in order["rows"]] == [["TopKC, 0.5 bits", "1"], ["Top-k, 0.5 bits", "-"]]
+    assert [row[:2] for row in order.rows] == [["TopKC, 0.5 bits", "1"], ["Top-k, 0.5 bits", "-"]]
 
 
 def test_real_runs_from_start_to_end(monkeypatch):
@@ -113,6 +113,5 @@ def test_real_runs_from_start_to_end(monkeypatch):
     record = repro.train(contenders, network.parse("none"), 1, told.append)
     assert [run.reason for run in record.runs] == [None] * 3 and len(told) == 3
     outcomes = repro.judge(contenders, record, dict.fromkeys(("fp32", "fp16", TOPKC), 0.1))
-    claims = repro.claims_of(outcomes)
-    assert all(set(claim) == {"claim", "measured", "expected", "holds"} for claim in claims)
-    assert repro._outcome_table(outcomes, record)["rows"][0][0] == "fp32"
+    assert repro.claims_of(outcomes)
+    assert repro._outcome_table(outcomes, record).rows[0][0] == "fp32"

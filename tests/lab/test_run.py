@@ -6,8 +6,8 @@ import signal
 
 import pytest
 import torch
-from needs import shaping
 
+from helpers.needs import shaping
 from thinwire.lab.network import network
 from thinwire.lab.network.shaped import Shaped
 from thinwire.lab.report import table
@@ -20,7 +20,7 @@ SMALL = "mlp(width=64, evaluate_every=3, batch=16)"
 FAILING = """
 import torch
 from dataclasses import replace
-from thinwire.lab import tasks
+from thinwire.lab.tasks import tasks
 
 def fails(data):
     def loss(outputs, y):

@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from needs import shaping
 
+from helpers.needs import shaping
 from thinwire.lab.network import network, shaped
 from thinwire.lab.network.shaped import Shaped
 
 OWNER = """
 import sys
-from thinwire.lab import network, shaped
+from thinwire.lab.network import network, shaped
 with shaped.Shaped(network.parse("shaped:50mbit"), 2) as links:
     print(links._keeper.pid, *links.namespaces, flush=True)
     sys.stdin.read()
@@ -47,7 +47,7 @@ def test_links_have_the_rates_asked_for_and_are_removed():
         assert len(ours()) == 5
         assert "rate 100Mbit burst 64Kb" in tc(links.namespaces[0], "eth0")
         assert "rate 10Mbit burst 64Kb" in tc(links.namespaces[1], "eth0")
-        assert "rate 200Mbit burst 64Kb" in tc(links.namespace(0, serves=True), "eth0")
+        assert "rate 200Mbit burst 64Kb" in tc(links.by_rank(servers=1)[0], "eth0")
         switch = f"tw-{os.getpid()}-switch"
         assert "rate 20Mbit" in tc(switch, "port1") and "tbf" not in tc(switch, "port0")
     assert ours() == []

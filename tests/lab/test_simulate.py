@@ -6,15 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from needs import chromium
 from typer.testing import CliRunner
 
+from helpers.needs import chromium
+from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost import simulate
 from thinwire.lab.cost.model import FLOATS, BucketTrace, Message, Prediction, Step, Turn
 from thinwire.lab.cost.simulate import Point, Study
 from thinwire.lab.report import simulate_page
-from world import run_world
 
 
 def a_step(think, nbytes):
@@ -51,7 +51,7 @@ def test_on_paper_a_ring_has_a_hop_for_every_worker():
 
 def _far(counts):
     simulate.AFFORDABLE_BYTES = 1000
-    found = simulate._rehearsed(None, 5000, "topk(density=0.1)", counts)
+    found = simulate._rehearsed(5000, "topk(density=0.1)", counts)
     return {count: (steps[0].bytes_sent, extrapolated) for count, (steps, extrapolated) in found.items()}
 
 

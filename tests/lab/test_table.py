@@ -4,43 +4,12 @@ import io
 
 from rich.console import Console
 
+from helpers.runs import FP16, made_up, record_of
 from thinwire.lab.report import table
-from thinwire.lab.runs.record import Plan, Point, Record, Run
-
-
-def made_up(
-    scheme, seconds, scores, *, seed=0, reason=None, target=0.8, metric="accuracy", rising=True, exchange="allreduce",
-    controller=None, levels=None,
-):  # fmt: skip
-    """A run whose judged steps are `seconds` apart."""
-    levels = levels or [0.0] * len(scores)
-    curve = [
-        Point(10 * n, seconds * n, 1e6 * n, 1.0 / n, score, level)
-        for n, (score, level) in enumerate(zip(scores, levels, strict=True), 1)
-    ]
-    steps = 10 * len(scores)
-    totals = {
-        "steps": steps, "seconds": seconds * len(scores), "compute_seconds": 0.2 * seconds * len(scores),
-        "encode_seconds": 0.1 * seconds * len(scores), "wire_seconds": 0.7 * seconds * len(scores),
-        "bytes_sent": 1e6 * len(scores), "bytes_dense": 4e6, "vnmse": 0.01,
-    }  # fmt: skip
-    plan = Plan("mlp", scheme, seed, exchange, controller=controller)
-    return Run(plan, metric, rising, target, steps, curve, {} if reason else totals, reason)
-
-
-def record_of(*runs):
-    schemes = list(dict.fromkeys(run.plan.scheme for run in runs))
-    exchanges = list(dict.fromkeys(run.plan.exchange for run in runs))
-    config = {"tasks": ["mlp"], "schemes": schemes, "exchanges": exchanges, "network": "none", "seeds": 1,
-              "workers": 4, "why_paced": None}  # fmt: skip
-    return Record(config, list(runs))
 
 
 def rows_of(*runs):
     return {row.label: row for row in table.summarise(record_of(*runs))}
-
-
-FP16 = made_up("fp16", 2.0, [0.5, 0.8, 0.85])
 
 
 def test_speedups_are_ratios_of_seconds_to_target():

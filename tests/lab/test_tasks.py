@@ -67,7 +67,7 @@ def test_a_task_of_ones_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import replace\n"
-        "from thinwire.lab import tasks\n"
+        "from thinwire.lab.tasks import tasks\n"
         "def easy(data, *, steps_each=2):\n"
         "    return replace(tasks.load('regression'), name='easy', steps=steps_each * 3)\n"
         "def wrong(data):\n"

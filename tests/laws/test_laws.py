@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import thinwire as tw
-from specs import every_spec, saturates, sum_rounding
+from helpers.gradients import error, gradient
+from helpers.specs import every_spec, saturates, sum_rounding
 from thinwire.core import theory
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
@@ -20,17 +21,6 @@ CODECS = [spec for spec in every_spec() if isinstance(parse(spec), Codec)]
 UNBIASED = [spec for spec in every_spec() if parse(spec).unbiased]
 KNOBS = [spec for spec in every_spec() if parse(spec).knob]
 SIZES = [1, 2, 7, 8, 63, 1000, 4097]
-
-
-def gradient(*shape, seed=0, dtype=torch.float32):
-    """Laplace-like with a few large entries: what gradients look like."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.empty(shape).exponential_(generator=generator)
-    return (x * torch.empty(shape).uniform_(-1, 1, generator=generator)).to(dtype)
-
-
-def error(estimate, exact):
-    return float((estimate - exact).norm() ** 2 / exact.norm() ** 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_laws import error, gradient
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import mlp
-from specs import every_spec
-from test_ddp import MANY_BUCKETS, train
+from helpers.gradients import error, gradient
+from helpers.models import mlp
+from helpers.specs import every_spec
+from helpers.training import MANY_BUCKETS, train
+from helpers.world import run_world
 from thinwire.core.bucket import Bucket
 from thinwire.core.feedback import wrap
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
+from thinwire.exchange.exchange import drive
 from thinwire.schemes import parse
-from world import run_world
 
 SHAPES = [("w", (37, 53)), ("b", (11,)), ("v", (8, 200))]
 STEPS = 3
@@ -43,14 +44,14 @@ def on_the_network(spec, feedback, route):
 
         def begin(scratch, flat=flat, step=step):
             bucket = Bucket(flat, layout, exchange.workers, exchange.worker, step, 0, None, scratch)
-            return exchange.answer_all(scheme.converse(bucket, memory, scheme.level), scratch)
+            return drive(scheme.converse(bucket, memory, scheme.level), exchange, scratch)
 
         job = exchange.lane.submit(begin, last=True, done=lambda error: None)
         job.wait()
         if job.error:
             raise job.error
         means.append(job.result.clone())
-    totals = exchange.ledger.totals()
+    totals = exchange.transport.ledger.totals()
     exchange.close()
     return means, totals, {key: tensor.clone() for key, tensor in memory.items()}
 
@@ -139,10 +140,8 @@ def test_the_ledger_counts_the_tensors_given_to_collectives():
 @pytest.fixture(scope="module")
 def traffic():
     """{"SPEC WORKERS": [(bytes the interface saw, bytes each rank counted)]} on a loopback of its own."""
-    script = Path(__file__).parent.parent / "loopback.py"
-    run = subprocess.run(
-        [sys.executable, script, "fp32", "fp16", "qsgd(bits=4)"], capture_output=True, text=True, timeout=150
-    )
+    command = [sys.executable, "-m", "helpers.loopback", "fp32", "fp16", "qsgd(bits=4)"]
+    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=150)
     if "cannot make a network namespace" in run.stderr:
         pytest.skip("this user may not make network namespaces, and a shared loopback carries others' traffic")
     assert run.returncode == 0, run.stderr

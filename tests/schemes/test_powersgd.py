@@ -11,13 +11,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from models import batch, digest
+from helpers.models import batch, digest
+from helpers.world import run_world
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Threaded
+from thinwire.exchange.transport import Transport
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
-from world import run_world
 
 
 def low_rank(rank, rows=60, cols=40, seed=0):
@@ -239,7 +240,7 @@ class Logged:
     name: tuple[str, int]
     log: list
 
-    def amounts(self, workers):
+    def amounts(self):
         return {}
 
     def start(self):

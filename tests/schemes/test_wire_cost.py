@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
+from helpers.world import run_world
 from thinwire.schemes import parse
-from world import run_world
 
 SPECS = (
     "fp16", "tnq(bits=4)", "tnq(bits=3, group='tensor')", "tnq(budget=3.2)", "tq(bits=2)", "nq(bits=4)", "thc",

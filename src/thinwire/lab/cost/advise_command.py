@@ -17,7 +17,10 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab.cost import survey
 from thinwire.lab.cost.advise import Advice, checked
 from thinwire.lab.cost.survey import Survey
+from thinwire.lab.network import links
+from thinwire.lab.network.network import Network
 from thinwire.lab.runs import launch
+from thinwire.lab.runs.launch import Place
 from thinwire.lab.tasks import tasks as task_specs
 
 DEFAULT_TASK = "mlp(width=1024)"
@@ -56,11 +59,9 @@ def command(
         workers = 4 if workers is None else workers
         if workers < 2:
             raise ValueError(f"workers must be at least 2, got {workers}")
-        nets = [
-            launch.resolved(text, workers) for text in networks or (CHECK_NETWORKS if check else (DEFAULT_NETWORK,))
-        ]
-        surveys = (launch.gather(look, (), workers=workers, network=net)[0] for net in nets)
-        found = [Advice(each, model, str(net)) for each, net in zip(surveys, nets, strict=True)]
+        texts = networks or (CHECK_NETWORKS if check else (DEFAULT_NETWORK,))
+        nets = [links.resolved(text, workers) for text in texts]
+        found = [Advice(_on_this_machine(look, workers, net), model, str(net)) for net in nets]
     for advice in [] if check else found:
         console.print(advice, highlight=False)
     if check and found:
@@ -110,6 +111,22 @@ def parameters(text: str) -> int:
     if not found or number < 1:
         raise ValueError(f"cannot read the number of weights {text!r}; it looks like 25M (k, M, B)")
     return number
+
+
+def _on_this_machine(look: _Look, workers: int, network: Network) -> Survey:
+    """By processes of our own, over links of the lab."""
+    with links.opened(network, workers) as opened:
+        return launch.gather(_worker, workers, look, network, namespaces=opened and opened.by_rank())[0]
+
+
+def _worker(place: Place, look: _Look, network: Network) -> Survey:
+    def exchange() -> AllReduce:
+        return AllReduce(transport=links.transport(network, place.rank, place.ranks))
+
+    with place.joined():
+        found = look(exchange)
+        dist.barrier()
+        return found
 
 
 def _under_torchrun(model: str, look: _Look) -> list[Advice]:

@@ -23,21 +23,19 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.core.partition import small
-from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.cost.link import cores
 from thinwire.lab.cost.model import FLOATS, Host, Link, LinkCost, Message, Prediction, Step
 from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import predict
 from thinwire.lab.cost.survey import Matrices
-from thinwire.lab.network.network import Network
 from thinwire.lab.runs import launch
-from thinwire.lab.tasks import datasets, models
+from thinwire.lab.runs.launch import Place
+from thinwire.lab.tasks import datasets, estimates, models
+from thinwire.lab.tasks.estimates import Named
 
 WORKERS = (8, 64, 512, 4096)
 AFFORDABLE_SECONDS = 2.0  # of one rehearsed or simulated step; beyond, numbers are extrapolated or left out
@@ -108,7 +106,7 @@ def simulate(
     points = []
     for scheme in schemes:
         on_scheme(scheme)
-        (rehearsed,) = launch.gather(_rehearsed, (parameters, scheme, counts), workers=1, network=Network("none"))
+        (rehearsed,) = launch.gather(_in_a_group, 1, parameters, scheme, counts)
         errors = _errors(scheme, gradients, counts)
         for count in counts:
             steps, extrapolated = rehearsed[count]
@@ -125,9 +123,14 @@ def paper_link(workers: int, bits_per_second: float, latency_seconds: float) -> 
     return Link(workers, costs)
 
 
-def _rehearsed(
-    exchange: Callable[[], AllReduce], parameters: int, scheme: str, counts: Sequence[int]
+def _in_a_group(
+    place: Place, parameters: int, scheme: str, counts: Sequence[int]
 ) -> dict[int, tuple[list[Step], bool]]:
+    with place.joined():
+        return _rehearsed(parameters, scheme, counts)
+
+
+def _rehearsed(parameters: int, scheme: str, counts: Sequence[int]) -> dict[int, tuple[list[Step], bool]]:
     """{workers: (steps, extrapolated)}"""
     torch.manual_seed(0)
     model = DistributedDataParallel(Matrices(parameters))
@@ -177,12 +180,12 @@ def extended(a: Step, b: Step, at_a: int, at_b: int, count: int) -> Step:
     return replace(b, buckets=tuple(buckets))
 
 
-def _gradients(counts: Sequence[int]) -> list[dict[str, Tensor]]:
+def _gradients(counts: Sequence[int]) -> list[Named]:
     """One gradient for each of as many workers as the errors may be simulated with."""
     torch.manual_seed(0)
     model = models.mlp(32)
     train = datasets.embedded_images().train
-    shapes = {name: p for name, p in model.named_parameters() if not small(p.shape, p.numel())}
+    shapes = {name: p for name, p in model.named_parameters() if estimates.compressed(p)}
     most = AFFORDABLE_BYTES // 4 // (4 * sum(p.numel() for p in shapes.values()))
     found = []
     for _ in range(max((count for count in counts if count <= most), default=0)):
@@ -193,7 +196,7 @@ def _gradients(counts: Sequence[int]) -> list[dict[str, Tensor]]:
     return found
 
 
-def _errors(scheme: str, gradients: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> dict[int, float]:
+def _errors(scheme: str, gradients: Sequence[Named], counts: Sequence[int]) -> dict[int, float]:
     """{workers: vNMSE}, as far as is affordable."""
     found: dict[int, float] = {}
     seconds = 0.0
@@ -207,15 +210,8 @@ def _errors(scheme: str, gradients: Sequence[dict[str, Tensor]], counts: Sequenc
     return found
 
 
-def vnmse(scheme: str, gradients: Sequence[dict[str, Tensor]]) -> float:
+def vnmse(scheme: str, gradients: Sequence[Named]) -> float:
     """|X - Xhat|^2 / |X|^2 of the workers' mean gradient X and what the scheme makes of it."""
     simulation = Simulation(scheme, workers=len(gradients), feedback=False)
-    means: dict[str, Tensor] = {}
-    for _ in range(ERROR_STEPS):
-        means = simulation.reduce(gradients)
-    lost = total = 0.0
-    for name, mean in means.items():
-        exact = torch.stack([gradient[name] for gradient in gradients]).mean(0)
-        lost += (exact - mean).square().sum().item()
-        total += exact.square().sum().item()
-    return lost / total
+    *_, estimate = (simulation.reduce(gradients) for _ in range(ERROR_STEPS))
+    return estimates.vnmse(estimate, estimates.mean_of(gradients))

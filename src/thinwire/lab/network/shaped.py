@@ -71,9 +71,9 @@ class Shaped:
             raise
         return self
 
-    def namespace(self, number: int, *, serves: bool = False) -> str:
-        """Of a worker, or of a server."""
-        return self.namespaces[number + self._workers if serves else number]
+    def by_rank(self, servers: int = 0) -> list[str]:
+        """The namespaces of a group whose first ranks are so many servers."""
+        return [*self.namespaces[self._workers : self._workers + servers], *self.namespaces[: self._workers]]
 
     def __exit__(self, *_: object) -> None:
         self.close()

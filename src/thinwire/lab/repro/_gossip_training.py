@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from thinwire.gossip import GossipSimulation, graphs
+from thinwire.lab.tasks import models
 from thinwire.lab.tasks.datasets import Dataset, Examples
 
 
@@ -91,19 +92,7 @@ class Training:
     def _model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         channels, size = self.dataset.train.inputs.shape[1:3]
-        return small_cnn(channels, size)
-
-
-def small_cnn(channels: int, size: int) -> nn.Module:
-    """Two strided convolutions and two linear layers; 27,000 weights on 28x28."""
-    side = -(-size // 4)
-    return nn.Sequential(
-        nn.Conv2d(channels, 8, 5, stride=2, padding=2), nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * side * side, 32), nn.ReLU(),
-        nn.Linear(32, 10),
-    )  # fmt: skip
+        return models.small_cnn(channels, size, widths=(8, 16), kernel=5, hidden=32)
 
 
 def _floats(images: Tensor) -> Tensor:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,14 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import attach
 from thinwire.exchange.server.client import ParameterServer
-from thinwire.lab.network import network
-from thinwire.lab.network.paced import Pace, Paced
+from thinwire.lab.network import links, network
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro._mqgrad_task import Outcome
-from thinwire.lab.runs import process
+from thinwire.lab.runs import launch
+from thinwire.lab.runs.launch import Place
 from thinwire.server import join
 
-RANKS = task.WORKERS + 1
 PATIENCE_SECONDS = 300.0
 
 
@@ -40,55 +36,25 @@ class Order:
     learnt: str | None = None  # where to write what the controller has learnt
 
 
-def train(order: Order, namespaces: Sequence[str | None]) -> Outcome:
+def train(order: Order, namespaces: Sequence[str] | None) -> Outcome:
     """One run under one controller. `namespaces`: of the server and the workers, where links are shaped."""
-    # Ranks are forked from a process that has imported torch once, with the part that DDP imports on first use.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
-        members = []
-        for rank, namespace in enumerate(namespaces):
-            ours, theirs = context.Pipe(duplex=False)
-            member = context.Process(target=_rank, args=(order, rank, Path(folder), namespace, theirs), daemon=True)
-            member.start()
-            theirs.close()
-            members.append((member, ours))
-        try:
-            told = [ours.recv() for _, ours in members]
-        except EOFError:
-            raise RuntimeError(f"a rank failed under {order.controller}; its traceback is above") from None
-        finally:
-            for member, _ in members:
-                member.join(10)
-                member.kill()
-                member.join()
-    curve, levels, accuracy = told[1]
-    return Outcome(curve, levels, accuracy, told[0].get("controller_seconds", 0.0))
+    _, outcome, *_ = launch.gather(_rank, 1 + task.WORKERS, order, namespaces=namespaces)
+    return outcome
 
 
-def _rank(order: Order, rank: int, folder: Path, namespace: str | None, report: Connection) -> None:
-    process.prepare()
-    process.join(rank, RANKS, namespace, folder)
-    role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS)
-    if role.serves:
-        told = role.serve()
-    else:
+def _rank(place: Place, order: Order) -> Any:
+    with place.joined():
+        # Rank 0 serves: it sends by no transport.
+        transport = links.transport(network.parse(order.network), max(0, place.rank - 1), task.WORKERS, servers=1)
+        role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS, transport=transport)
+        if role.serves:
+            return role.serve()
         assert role.exchange is not None
-        link = network.parse(order.network)
-        if link.mode == "paced":
-            # What workers pull comes over the server's one link: each has its share.
-            rate = link.rate_of(rank)
-            down = Pace((rate.down or rate.up) / task.WORKERS, link.latency_seconds)
-            role.exchange.transport = Paced(Pace(rate.up, link.latency_seconds), down=down)
-        told = _train(order, role.exchange, role.workers)
-    dist.destroy_process_group()
-    report.send(told)
+        return _train(order, role.exchange, role.workers)
 
 
-def _train(
-    order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None
-) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...], float] | None:
-    """Curve, levels and accuracy, on the first worker. Weights are judged after the run, off its clock."""
+def _train(order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None) -> Outcome | None:
+    """What became of the run, on the first worker. Weights are judged after the run, off its clock."""
     model = DistributedDataParallel(task.network(order.seed), process_group=group)
     optimizer = task.optimizer(model)
     batches = task.batches(order.seed, exchange.worker)
@@ -111,9 +77,10 @@ def _train(
             if step % task.JUDGED_EVERY == 0:
                 seconds.append(time.perf_counter() - began)
                 snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+        controller_seconds = wire.stats().get("controller_seconds", 0.0)
         if order.learnt is not None:
             wire.save_controller(order.learnt)
     if exchange.worker != 0:
         return None
     losses, accuracy = task.judge(order.seed, snapshots)
-    return tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy
+    return Outcome(tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy, controller_seconds)

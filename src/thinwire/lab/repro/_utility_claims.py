@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import stdev
-from typing import Any
 
 from thinwire.lab.report import table
 from thinwire.lab.report.table import Row, times
+from thinwire.lab.repro.claims import Claim
 
 CLOSE = 1.25  # "about the same" vNMSE: at most this many times
 
@@ -65,7 +65,7 @@ class Outcome:
         return self.row.bytes_per_step or math.inf
 
 
-def claims_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def claims_of(outcomes: Sequence[Outcome]) -> list[Claim]:
     """The claims that these outcomes can decide."""
     return [
         *_chunk_claims(outcomes),
@@ -77,10 +77,6 @@ def claims_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def _claim(text: str, measured: str, expected: str, holds: bool) -> dict[str, Any]:
-    return {"claim": text, "measured": measured, "expected": expected, "holds": holds}
-
-
 def _pairs(outcomes: Sequence[Outcome], first: str, second: str) -> list[tuple[Outcome, Outcome]]:
     """Two kinds of contenders at equal bits."""
     seconds = {each.contender.bits: each for each in outcomes if each.contender.name == second}
@@ -88,9 +84,9 @@ def _pairs(outcomes: Sequence[Outcome], first: str, second: str) -> list[tuple[O
     return [(each, seconds[each.contender.bits]) for each in firsts if each.contender.bits in seconds]
 
 
-def _sooner(first: Outcome, second: Outcome, text: str) -> dict[str, Any]:
+def _sooner(first: Outcome, second: Outcome, text: str) -> Claim:
     measured = f"{seconds_text(first)} and {seconds_text(second)}, in seconds"
-    return _claim(text, measured, "sooner", first.seconds < second.seconds)
+    return Claim(text, measured, "sooner", first.seconds < second.seconds)
 
 
 def seconds_text(outcome: Outcome) -> str:
@@ -101,18 +97,18 @@ def seconds_text(outcome: Outcome) -> str:
     return f"{outcome.seconds:.2f}" + (f" ± {stdev(reached):.2f}" if len(reached) > 1 else "")
 
 
-def _chunk_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _chunk_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     claims = []
     for chunks, entries in _pairs(outcomes, TOPKC, TOPK):
         at = f"{chunks.contender.bits:g} bits: "
         claims += [
-            _claim(
+            Claim(
                 at + "Top-k has less vNMSE than TopKC",
                 f"{entries.vnmse:.3f} and {chunks.vnmse:.3f}",
                 "less",
                 entries.vnmse < chunks.vnmse,
             ),
-            _claim(
+            Claim(
                 at + "TopKC makes more steps a second than Top-k",
                 f"{chunks.steps_per_second:.2f} and {entries.steps_per_second:.2f}",
                 "more",
@@ -123,17 +119,17 @@ def _chunk_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return claims
 
 
-def _rotation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _rotation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     claims = []
     for partial, full in _pairs(outcomes, THC, FULL):
         claims += [
-            _claim(
+            Claim(
                 "THC: the partial rotation spends less time on encoding than the full one",
                 f"{1e3 * partial.encode_seconds:.1f} and {1e3 * full.encode_seconds:.1f} ms a step",
                 "less",
                 partial.encode_seconds < full.encode_seconds,
             ),
-            _claim(
+            Claim(
                 "THC: the partial rotation has about the vNMSE of the full one",
                 f"{partial.vnmse:.4f} and {full.vnmse:.4f}",
                 f"at most {CLOSE:g} times",
@@ -144,19 +140,19 @@ def _rotation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return claims
 
 
-def _saturation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _saturation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     claims = []
     specs = {each.contender.spec: each for each in outcomes}
     wide, narrow = specs.get("thc(bits=4, rotate=10)"), specs.get("thc(bits=4, rotate=10, saturate=True)")
     if wide and narrow:
         claims += [
-            _claim(
+            Claim(
                 "THC, 4-bit integers: saturation sends fewer bytes",
                 f"{narrow.bytes_per_step / 1e6:.3f} and {wide.bytes_per_step / 1e6:.3f} MB a step",
                 "two thirds, within 5%",
                 abs(narrow.bytes_per_step / wide.bytes_per_step / (4 / 6) - 1) <= 0.05,
             ),
-            _claim(
+            Claim(
                 "THC, 4-bit integers: saturation has about the same vNMSE",
                 f"{narrow.vnmse:.4f} and {wide.vnmse:.4f}",
                 f"at most {CLOSE:g} times",
@@ -166,7 +162,7 @@ def _saturation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         ]
     for narrow, wide in _pairs(outcomes, SATURATING, THC):
         claims.append(
-            _claim(
+            Claim(
                 f"THC, {narrow.contender.bits:g} bits in the sum: saturating sums have less vNMSE than small integers",
                 f"{narrow.vnmse:.2g} and {wide.vnmse:.2g}",
                 "less",
@@ -176,13 +172,13 @@ def _saturation_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return claims
 
 
-def _low_rank_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _low_rank_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     ranks = [each for each in outcomes if each.contender.name == POWERSGD]
     if len(ranks) < 2:
         return []
     low, high = ranks[0], ranks[-1]
     return [
-        _claim(
+        Claim(
             "PowerSGD: the higher rank has less vNMSE",
             f"{high.vnmse:.3f} and {low.vnmse:.3f}",
             "less",
@@ -192,7 +188,7 @@ def _low_rank_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def _baseline_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _baseline_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     compressed = compressed_of(outcomes)
 
     def paying(ratios: list[float | None]) -> int:
@@ -202,13 +198,13 @@ def _baseline_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     by_fp16 = paying([each.row.speedup_fp16 for each in compressed])
     [fp16] = (each for each in outcomes if each.contender == FP16)
     return [
-        _claim(
+        Claim(
             "fp32 is a weak baseline: fp16 alone reaches the target sooner",
             f"{times(fp16.row.speedup_fp32) or 'not reached'}",
             "at least 1.5x",
             (fp16.row.speedup_fp32 or 0.0) >= 1.5,
         ),
-        _claim(
+        Claim(
             "some schemes pay against fp32 but not against fp16",
             f"{by_fp32} and {by_fp16} of {len(compressed)}",
             "fewer against fp16",
@@ -217,19 +213,19 @@ def _baseline_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def _proxy_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _proxy_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     compressed = compressed_of(outcomes)
     soonest = min(compressed, key=lambda each: each.seconds)
     exactest = min(compressed, key=lambda each: each.vnmse)
     fastest = max(compressed, key=lambda each: each.steps_per_second)
     return [
-        _claim(
+        Claim(
             "the scheme with the least vNMSE is not the first at the target",
             f"{exactest.title} has the least, {soonest.title} is first",
             "different",
             exactest is not soonest,
         ),
-        _claim(
+        Claim(
             "the scheme with the most steps a second is not the first at the target",
             f"{fastest.title} has the most, {soonest.title} is first",
             "different",
@@ -240,10 +236,10 @@ def _proxy_claims(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-def _misled(compressed: Sequence[Outcome], proxy: str, order: Callable[[Outcome], float]) -> dict[str, Any]:
+def _misled(compressed: Sequence[Outcome], proxy: str, order: Callable[[Outcome], float]) -> Claim:
     pairs = [(a, b) for a, b in combinations(compressed, 2) if a.seconds != b.seconds]
     wrong = sum((order(a) < order(b)) != (a.seconds < b.seconds) for a, b in pairs)
-    return _claim(
+    return Claim(
         f"{proxy} puts pairs of schemes in another order than seconds to the target",
         f"{wrong} of {len(pairs)} pairs",
         "more than one in ten",

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
-from thinwire.lab.network import network, shaped
+from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro import _served_mqgrad
 from thinwire.lab.repro._mqgrad_task import Outcome
 from thinwire.lab.repro._served_mqgrad import Order
+from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 
 LINK = "auto:60mbit"
 STEPS, QUICK_STEPS = 400, 200
@@ -48,9 +47,9 @@ def policies(steps: int) -> dict[str, str]:
     }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Callable[[str], None]) -> dict[str, Any]:
+def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """Every policy on the same seeds. Needs no `data`: the images are embedded. `quick` trains for half as long."""
-    net = network.resolve(network.parse(LINK), shaped.why_not())
+    net = links.resolved(LINK, task.WORKERS)
     steps, earlier = (QUICK_STEPS, QUICK_EARLIER) if quick else (STEPS, EARLIER)
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         policy = f"{folder}/policy.pt"
@@ -58,9 +57,10 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Callable[[str], No
         return summary(measure(range(seeds), policy, steps, net, progress), net)
 
 
-def learn(policy: str, runs: int, steps: int, net: Network, progress: Callable[[str], None]) -> None:
+def learn(policy: str, runs: int, steps: int, net: Network, progress: Progress) -> None:
     """Run after run, each from what the last has learnt."""
-    with _namespaces(net) as namespaces:
+    with links.opened(net, task.WORKERS, servers=1) as opened:
+        namespaces = opened.by_rank(servers=1) if opened else None
         for seed in range(EARLIER_SEEDS, EARLIER_SEEDS + runs):
             progress(f"mqgrad: earlier runs, seed {seed}")
             spec = LEARNER if seed == EARLIER_SEEDS else LEARNER_CARRIED
@@ -68,10 +68,11 @@ def learn(policy: str, runs: int, steps: int, net: Network, progress: Callable[[
             _served_mqgrad.train(order, namespaces)
 
 
-def measure(seeds: Iterable[int], policy: str, steps: int, net: Network, progress: Callable[[str], None]) -> Outcomes:
+def measure(seeds: Iterable[int], policy: str, steps: int, net: Network, progress: Progress) -> Outcomes:
     """policy: where the carried-over one lies."""
     outcomes: Outcomes = {name: [] for name in policies(steps)}
-    with _namespaces(net) as namespaces:
+    with links.opened(net, task.WORKERS, servers=1) as opened:
+        namespaces = opened.by_rank(servers=1) if opened else None
         for seed in seeds:  # one seed after the other, so that a busy machine is busy for all policies
             for name, spec in policies(steps).items():
                 progress(f"mqgrad: {name}, seed {seed}")
@@ -80,38 +81,25 @@ def measure(seeds: Iterable[int], policy: str, steps: int, net: Network, progres
     return outcomes
 
 
-@contextmanager
-def _namespaces(net: Network) -> Iterator[list[str | None]]:
-    """Of the server and the workers; None where links are paced."""
-    if net.mode != "shaped":
-        yield [None] * _served_mqgrad.RANKS
-        return
-    with shaped.Shaped(net, _served_mqgrad.RANKS) as links:
-        yield [*links.namespaces]
-
-
 def targets(outcomes: Outcomes) -> list[float]:
     """One per seed, by the rule above."""
     return [min(loss for _, loss in run.curve[: int(TARGET_AT * len(run.curve))]) for run in outcomes[EXACT]]
 
 
-def summary(outcomes: Outcomes, net: Network) -> dict[str, Any]:
+def summary(outcomes: Outcomes, net: Network) -> Reproduction:
     goals = targets(outcomes)
     seconds = {
         name: [run.seconds_to(goal) for run, goal in zip(runs, goals, strict=True)] for name, runs in outcomes.items()
     }
     rows = [_row(name, runs, seconds[name]) for name, runs in outcomes.items()]
     steps = len(outcomes[EXACT][0].levels)
-    table = {
-        "title": f"{task.WORKERS} workers, one server, {net}, {steps} steps, {len(goals)} seeds, "
-        f"target loss {fmean(goals):.3f}",
-        "columns": (
-            "controller", "seconds to target", "reached", "final accuracy", "seconds in all",
-            "bits first/last quarter", "controller's own seconds",
-        ),
-        "rows": rows,
-    }  # fmt: skip
-    return {"claims": _claims(outcomes, seconds), "tables": [table]}
+    title = f"{task.WORKERS} workers, one server, {net}, {steps} steps, {len(goals)} seeds"
+    columns = (
+        "controller", "seconds to target", "reached", "final accuracy", "seconds in all", "bits first/last quarter",
+        "controller's own seconds",
+    )  # fmt: skip
+    table = Listing(f"{title}, target loss {fmean(goals):.3f}", columns, rows)
+    return Reproduction(_claims(outcomes, seconds), [table])
 
 
 def _row(name: str, runs: list[Outcome], seconds: list[float]) -> tuple[str, ...]:
@@ -133,7 +121,7 @@ def _bits(runs: list[Outcome], *, first: bool) -> float:
     return fmean(level for run in runs for level in (run.levels[:quarter] if first else run.levels[-quarter:]))
 
 
-def _claims(outcomes: Outcomes, seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
+def _claims(outcomes: Outcomes, seconds: dict[str, list[float]]) -> list[Claim]:
     to_target = {name: fmean(each) for name, each in seconds.items()}  # infinite if a seed never reached it
     accuracy = {name: fmean(run.accuracy for run in runs) for name, runs in outcomes.items()}
     best = min(FIXED, key=lambda name: to_target[name])
@@ -141,25 +129,25 @@ def _claims(outcomes: Outcomes, seconds: dict[str, list[float]]) -> list[dict[st
     claims = []
     for name in ("mqgrad", CARRIED):
         claims += [
-            {
-                "claim": f"{name}: reaches the target no later than the best fixed width",
-                "measured": _seconds_text(seconds[name]),
-                "expected": f"at most {to_target[best]:.2f} s ({best})",
-                "holds": to_target[name] <= to_target[best],
-            },
-            {
-                "claim": f"{name}: same final accuracy as 16 bit",
-                "measured": f"{accuracy[name]:.3f}",
-                "expected": f"at least {accuracy[EXACT]:.3f} less {WITHIN}",
-                "holds": accuracy[name] >= accuracy[EXACT] - WITHIN,
-            },
+            Claim(
+                claim=f"{name}: reaches the target no later than the best fixed width",
+                measured=_seconds_text(seconds[name]),
+                expected=f"at most {to_target[best]:.2f} s ({best})",
+                holds=to_target[name] <= to_target[best],
+            ),
+            Claim(
+                claim=f"{name}: same final accuracy as 16 bit",
+                measured=f"{accuracy[name]:.3f}",
+                expected=f"at least {accuracy[EXACT]:.3f} less {WITHIN}",
+                holds=accuracy[name] >= accuracy[EXACT] - WITHIN,
+            ),
         ]
-    few_early = {
-        "claim": "mqgrad: few bits early, more bits later",
-        "measured": f"{early:.1f} bits in the first quarter, {late:.1f} in the last",
-        "expected": "more in the last",
-        "holds": late > early,
-    }
+    few_early = Claim(
+        claim="mqgrad: few bits early, more bits later",
+        measured=f"{early:.1f} bits in the first quarter, {late:.1f} in the last",
+        expected="more in the last",
+        holds=late > early,
+    )
     return [*claims, few_early]
 
 

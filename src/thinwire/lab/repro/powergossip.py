@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,9 +11,8 @@ import torch
 
 from thinwire.gossip import GossipSimulation, graphs
 from thinwire.lab.repro._gossip_training import Outcome, Training
+from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 from thinwire.lab.tasks import datasets
-
-Progress = Callable[[str], None]
 
 MARKS = (100, 500, 1000, 2000)
 CONSENSUS = {  # log10 of the relative squared distance to the mean at MARKS: 8-ring, rank 1, one iteration
@@ -41,12 +39,12 @@ PEERS = {
 }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """What was measured, and the tables. `quick`: half the consensus, i.i.d. shards only, and nobody is tuned.
 
     data: where CIFAR-10 lies; the embedded images serve without it.
     """
-    claims: list[dict[str, Any]] = []
+    claims: list[Claim] = []
     tables = [
         _consensus_table(MARKS[:2] if quick else MARKS, claims, progress),
         _bytes_table(claims),
@@ -58,10 +56,10 @@ def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[
     for skew in (0.0,) if quick else (0.0, 0.5):
         training = Training(dataset, graphs.ring(8), steps, skew=skew, rate=rate)
         tables += _training_tables(training, seeds, () if quick else GRID, claims, progress)
-    return {"claims": claims, "tables": tables}
+    return Reproduction(claims, tables)
 
 
-def _consensus_table(marks: tuple[int, ...], claims: list, progress: Progress) -> dict[str, Any]:
+def _consensus_table(marks: tuple[int, ...], claims: list[Claim], progress: Progress) -> Listing:
     """Everybody has a 100x100 matrix of N(0, 1), float64; only gossip, no training."""
     rows = []
     for mixer, listed in CONSENSUS.items():
@@ -79,26 +77,26 @@ def _consensus_table(marks: tuple[int, ...], claims: list, progress: Progress) -
         rows.append([mixer, *(round(value, 2) for value in found), f"{drift:.1e}"])
         far = max(abs(value - expected) for value, expected in zip(found, listed, strict=False))
         claims.append(
-            {
-                "claim": f"consensus on the 8-ring, {mixer}: log10 errors at {', '.join(map(str, marks))}",
-                "measured": ", ".join(f"{value:.2f}" for value in found),
-                "expected": ", ".join(map(str, listed[: len(marks)])) + " within 0.15",
-                "holds": far <= 0.15,
-            }
+            Claim(
+                claim=f"consensus on the 8-ring, {mixer}: log10 errors at {', '.join(map(str, marks))}",
+                measured=", ".join(f"{value:.2f}" for value in found),
+                expected=", ".join(map(str, listed[: len(marks)])) + " within 0.15",
+                holds=far <= 0.15,
+            )
         )
         claims.append(
-            {
-                "claim": f"{mixer}: the mean of all replicas stays, float64",
-                "measured": f"drift {drift:.1e}",
-                "expected": "below 1e-12",
-                "holds": drift < 1e-12,
-            }
+            Claim(
+                claim=f"{mixer}: the mean of all replicas stays, float64",
+                measured=f"drift {drift:.1e}",
+                expected="below 1e-12",
+                holds=drift < 1e-12,
+            )
         )
     columns = ["mixer", *(f"log10 error at {mark}" for mark in marks), "drift of the mean"]
-    return {"title": "Consensus on the 8-ring", "columns": columns, "rows": rows}
+    return Listing("Consensus on the 8-ring", columns, rows)
 
 
-def _bytes_table(claims: list) -> dict[str, Any]:
+def _bytes_table(claims: list[Claim]) -> Listing:
     """Two mixes, so that an odd and an even iteration are counted; per step and neighbour."""
     rows = []
     for mixer, listed in RESNET20_BYTES.items():
@@ -109,18 +107,18 @@ def _bytes_table(claims: list) -> dict[str, Any]:
         sent = gossip.bytes_sent / 4
         rows.append([mixer, round(sent), f"{RESNET20_BYTES['dpsgd'] / sent:.1f}"])
         claims.append(
-            {
-                "claim": f"bytes per step and neighbour, ResNet-20, {mixer}",
-                "measured": f"{sent:,.0f}",
-                "expected": f"{listed:,}",
-                "holds": sent == listed,
-            }
+            Claim(
+                claim=f"bytes per step and neighbour, ResNet-20, {mixer}",
+                measured=f"{sent:,.0f}",
+                expected=f"{listed:,}",
+                holds=sent == listed,
+            )
         )
     columns = ["mixer", "bytes per step and neighbour", "times fewer than exact"]
-    return {"title": "ResNet-20's shapes", "columns": columns, "rows": rows}
+    return Listing("ResNet-20's shapes", columns, rows)
 
 
-def _graph_table(claims: list, progress: Progress) -> dict[str, Any]:
+def _graph_table(claims: list[Claim], progress: Progress) -> Listing:
     """The same settings everywhere: how many steps until the squared distance is a thousandth."""
     rows = []
     for graph in (graphs.ring(16), graphs.torus(4, 4), graphs.social()):
@@ -135,20 +133,20 @@ def _graph_table(claims: list, progress: Progress) -> dict[str, Any]:
             steps += 10
         rows.append([graph.name, graph.nodes, f"{graph.spectral_gap:.3f}", steps])
         claims.append(
-            {
-                "claim": f"PowerGossip, rank 1, untuned, reaches consensus on {graph.name}",
-                "measured": f"squared distance 1e-3 after {steps} steps",
-                "expected": "below 3000 steps",
-                "holds": steps < 3000,
-            }
+            Claim(
+                claim=f"PowerGossip, rank 1, untuned, reaches consensus on {graph.name}",
+                measured=f"squared distance 1e-3 after {steps} steps",
+                expected="below 3000 steps",
+                holds=steps < 3000,
+            )
         )
     columns = ["graph", "nodes", "spectral gap", "steps to 1e-3"]
-    return {"title": "Any graph, the same settings", "columns": columns, "rows": rows}
+    return Listing("Any graph, the same settings", columns, rows)
 
 
 def _training_tables(
-    training: Training, seeds: int, grid: tuple[float, ...], claims: list, progress: Progress
-) -> list[dict[str, Any]]:
+    training: Training, seeds: int, grid: tuple[float, ...], claims: list[Claim], progress: Progress
+) -> list[Listing]:
     """How every mixer trains and, where there is a grid, how the peers' steps were chosen from it."""
     shards = "label-skewed shards" if training.skew else "i.i.d. shards"
     untuned = round(training.graph.best_step, 3)
@@ -181,16 +179,16 @@ def _training_tables(
 
     where = f"on the 8-ring, {shards}, {training.steps} steps"
     tables = [
-        {
-            "title": f"Training {where}, {seeds} seeds; PowerGossip's step is {untuned:g}",
-            "columns": ["method", "accuracy %", "spread", "bytes per worker and step", "wall seconds"],
-            "rows": [[name, *_summary(outcomes)] for name, outcomes in results.items()],
-        },
-        {
-            "title": f"Tuning {where}, seed {TUNING_SEED}: accuracy % at each step",
-            "columns": ["peer", *(f"{step:g}" for step in grid)],
-            "rows": tuning,
-        },
+        Listing(
+            f"Training {where}, {seeds} seeds; PowerGossip's step is {untuned:g}",
+            ["method", "accuracy %", "spread", "bytes per worker and step", "wall seconds"],
+            [[name, *_summary(outcomes)] for name, outcomes in results.items()],
+        ),
+        Listing(
+            f"Tuning {where}, seed {TUNING_SEED}: accuracy % at each step",
+            ["peer", *(f"{step:g}" for step in grid)],
+            tuning,
+        ),
     ]
     return tables if grid else tables[:1]
 
@@ -213,24 +211,24 @@ def _percent(outcomes: list[Outcome]) -> str:
     return f"{mean(outcome.accuracy for outcome in outcomes):.2f}{note}"
 
 
-def _on_par(power: str, peer: str, results: dict[str, list[Outcome]], shards: str) -> dict[str, Any]:
+def _on_par(power: str, peer: str, results: dict[str, list[Outcome]], shards: str) -> Claim:
     ahead = _ahead(results[power], results[peer])
-    return {
-        "claim": f"{power}, untuned, is on par with {peer}, {shards}",
-        "measured": f"{ahead:+.2f} points",
-        "expected": "not more than 1 point behind",
-        "holds": ahead >= -1,
-    }
+    return Claim(
+        claim=f"{power}, untuned, is on par with {peer}, {shards}",
+        measured=f"{ahead:+.2f} points",
+        expected="not more than 1 point behind",
+        holds=ahead >= -1,
+    )
 
 
-def _beats(power: str, peer: str, results: dict[str, list[Outcome]], shards: str) -> dict[str, Any]:
+def _beats(power: str, peer: str, results: dict[str, list[Outcome]], shards: str) -> Claim:
     ahead = _ahead(results[power], results[peer])
-    return {
-        "claim": f"{power}, untuned, beats {peer}, {shards}",
-        "measured": f"{ahead:+.2f} points",
-        "expected": "above 0",
-        "holds": ahead > 0,
-    }
+    return Claim(
+        claim=f"{power}, untuned, beats {peer}, {shards}",
+        measured=f"{ahead:+.2f} points",
+        expected="above 0",
+        holds=ahead > 0,
+    )
 
 
 def _ahead(ours: list[Outcome], theirs: list[Outcome]) -> float:

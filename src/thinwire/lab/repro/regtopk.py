@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from thinwire.exchange.simulation import Simulation
+from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 from thinwire.lab.tasks import datasets, models
-
-Progress = Callable[[str], None]
 
 ROUNDS = (500, 1000, 1500)
 IMAGES_JUDGED = "RegTop-k, mu = 5"  # the authors' mu for images
@@ -27,15 +25,15 @@ TOY_LOSSES = {
 }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """What was measured, and the tables. `quick`: fewer densities, rounds and training steps."""
-    claims: list[dict[str, Any]] = []
+    claims: list[Claim] = []
     tables = [
         _regression_table(quick, seeds, claims, progress),
         _toy_table(claims),
         _image_table(quick, data, seeds, claims, progress),
     ]
-    return {"claims": claims, "tables": tables}
+    return Reproduction(claims, tables)
 
 
 # -- linear regression ---------------------------------------------------------------------------------------
@@ -77,7 +75,7 @@ class Regression:
             yield math.log10((x - self.solution).square().sum().item())
 
 
-def _regression_table(quick: bool, seeds: int, claims: list, progress: Progress) -> dict[str, Any]:
+def _regression_table(quick: bool, seeds: int, claims: list[Claim], progress: Progress) -> Listing:
     rounds = [r for r in ROUNDS if not quick or r <= 1000]
     rows = []
     for density in (0.6,) if quick else (0.4, 0.5, 0.55, 0.6, 0.9):
@@ -91,7 +89,7 @@ def _regression_table(quick: bool, seeds: int, claims: list, progress: Progress)
             if density == 0.6 and name != "uncompressed":
                 claims.append(_regression_claim(name, [end[1] for end in ends]))
     columns = ["density", "scheme", *(f"log10 |x - x*|^2 at {r}" for r in rounds)]
-    return {"title": f"Linear regression, 20 workers, mean of {seeds} seeds", "columns": columns, "rows": rows}
+    return Listing(f"Linear regression, 20 workers, mean of {seeds} seeds", columns, rows)
 
 
 def _schemes(density: float) -> dict[str, str | None]:
@@ -103,15 +101,15 @@ def _schemes(density: float) -> dict[str, str | None]:
     }
 
 
-def _regression_claim(name: str, ends: list[float]) -> dict[str, Any]:
+def _regression_claim(name: str, ends: list[float]) -> Claim:
     reaches = name == "RegTop-k"
-    return {
-        "claim": f"regression, density 0.6, round 1000, {len(ends)} seeds: {name} "
+    return Claim(
+        claim=f"regression, density 0.6, round 1000, {len(ends)} seeds: {name} "
         + ("gets to the solution" if reaches else "does not get to the solution"),
-        "measured": f"{min(ends):.1f}..{max(ends):.1f}",
-        "expected": "below -14" if reaches else "above -3.5",
-        "holds": max(ends) < -14 if reaches else min(ends) > -3.5,
-    }
+        measured=f"{min(ends):.1f}..{max(ends):.1f}",
+        expected="below -14" if reaches else "above -3.5",
+        holds=max(ends) < -14 if reaches else min(ends) > -3.5,
+    )
 
 
 # -- the toy -------------------------------------------------------------------------------------------------
@@ -130,7 +128,7 @@ def toy_losses(scheme: str) -> list[float]:
     return [losses[step] for step in TOY_STEPS]
 
 
-def _toy_table(claims: list) -> dict[str, Any]:
+def _toy_table(claims: list[Claim]) -> Listing:
     schemes = {
         "uncompressed": "topk(density=1, values='fp64')",
         "RegTop-k": "regtopk(density=0.5, mu=1, values='fp64')",
@@ -140,24 +138,24 @@ def _toy_table(claims: list) -> dict[str, Any]:
     for name, expected in TOY_LOSSES.items():
         error = max(abs(a - b) for a, b in zip(losses[name], expected, strict=True))
         claims.append(
-            {
-                "claim": f"toy: the losses of {name} are the listed ones",
-                "measured": f"largest difference {error:.5f}",
-                "expected": "below 0.0005",
-                "holds": error < 0.0005,
-            }
+            Claim(
+                claim=f"toy: the losses of {name} are the listed ones",
+                measured=f"largest difference {error:.5f}",
+                expected="below 0.0005",
+                holds=error < 0.0005,
+            )
         )
     stuck = losses["Top-k"][: TOY_STEPS.index(100) + 1]
     claims.append(
-        {
-            "claim": "toy: Top-1 stays where it began up to step 100",
-            "measured": f"{min(stuck):.4f}..{max(stuck):.4f}",
-            "expected": "0.3133",
-            "holds": all(abs(loss - 0.3133) < 0.0005 for loss in stuck),
-        }
+        Claim(
+            claim="toy: Top-1 stays where it began up to step 100",
+            measured=f"{min(stuck):.4f}..{max(stuck):.4f}",
+            expected="0.3133",
+            holds=all(abs(loss - 0.3133) < 0.0005 for loss in stuck),
+        )
     )
     rows = [[step, *(round(losses[name][i], 4) for name in schemes)] for i, step in enumerate(TOY_STEPS)]
-    return {"title": "Toy: loss by step", "columns": ["step", *schemes], "rows": rows}
+    return Listing("Toy: loss by step", ["step", *schemes], rows)
 
 
 # -- images --------------------------------------------------------------------------------------------------
@@ -177,7 +175,7 @@ class ImageRun:
         """Test accuracy at the end, in percent."""
         torch.manual_seed(seed)
         channels, size = dataset.train.inputs.shape[1:3]
-        model = small_cnn(channels, size)
+        model = nn.Sequential(models.Standardize(0.286, 0.353), *models.small_cnn(channels, size))
         parameters = dict(model.named_parameters())
         simulation = Simulation(scheme, workers=self.workers, seed=seed)
         streams = [
@@ -199,19 +197,7 @@ class ImageRun:
             return 100 * (model(dataset.test.inputs).argmax(1) == dataset.test.targets).float().mean().item()
 
 
-def small_cnn(channels: int, size: int) -> nn.Module:
-    """Two strided convolutions and two linear layers: about 0.1 M weights on 28x28."""
-    return nn.Sequential(
-        models.Standardize(0.286, 0.353),
-        nn.Conv2d(channels, 16, 3, padding=1, stride=2), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * (size // 4) ** 2, 64), nn.ReLU(),
-        nn.Linear(64, 10),
-    )  # fmt: skip
-
-
-def _image_table(quick: bool, data: Path | None, seeds: int, claims: list, progress: Progress) -> dict[str, Any]:
+def _image_table(quick: bool, data: Path | None, seeds: int, claims: list[Claim], progress: Progress) -> Listing:
     if data is None:
         source, dataset, steps, rate = "the embedded images", datasets.embedded_images(), 300, 0.2
     else:
@@ -235,16 +221,16 @@ def _image_table(quick: bool, data: Path | None, seeds: int, claims: list, progr
                 claims.append(_image_claim(f"{source}, shards {shards}, {steps} steps", margins))
     columns = ["workers' shards", "scheme", "test accuracy, %", "points against Top-k, seed by seed"]
     title = f"Small CNN on {source}, 8 workers, density 0.1%, {seeds} seeds"
-    return {"title": title, "columns": columns, "rows": rows}
+    return Listing(title, columns, rows)
 
 
-def _image_claim(setting: str, margins: list[float]) -> dict[str, Any]:
-    return {
-        "claim": f"{setting}, {len(margins)} seeds: {IMAGES_JUDGED} ends above Top-k",
-        "measured": f"{_with_spread(margins, '+')} points",
-        "expected": "above 0 (the authors: about 8 points, ResNet-18 on CIFAR-10)",
-        "holds": mean(margins) > 0,
-    }
+def _image_claim(setting: str, margins: list[float]) -> Claim:
+    return Claim(
+        claim=f"{setting}, {len(margins)} seeds: {IMAGES_JUDGED} ends above Top-k",
+        measured=f"{_with_spread(margins, '+')} points",
+        expected="above 0 (the authors: about 8 points, ResNet-18 on CIFAR-10)",
+        holds=mean(margins) > 0,
+    )
 
 
 def _with_spread(values: list[float], sign: str) -> str:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from thinwire.core import theory
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
 from thinwire.exchange.simulation import Simulation
+from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks.estimates import Named, compressed, mean_of, vnmse
 from thinwire.lab.tasks.tasks import Task
 from thinwire.schemes import parse
-
-Progress = Callable[[str], None]
-Named = dict[str, Tensor]
 
 BITS = (2, 3, 4)
 WORKERS = 8
@@ -35,15 +33,15 @@ EXPECTED = {
 }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """What was measured, and the tables. `quick`: fewer bits and steps in training. `data` is not needed."""
-    claims: list[dict[str, Any]] = []
+    claims: list[Claim] = []
     tables = [
         _laplace_table(claims, progress),
         _gradient_table(claims, progress),
         _training_table(quick, seeds, claims, progress),
     ]
-    return {"claims": claims, "tables": tables}
+    return Reproduction(claims, tables)
 
 
 def _spec(name: str, bits: int, *, whole: bool = False) -> str:
@@ -57,7 +55,7 @@ def _spec(name: str, bits: int, *, whole: bool = False) -> str:
 # -- errors on Laplace data ----------------------------------------------------------------------------------
 
 
-def _laplace_table(claims: list, progress: Progress) -> dict[str, Any]:
+def _laplace_table(claims: list[Claim], progress: Progress) -> Listing:
     progress("errors on a million Laplace entries")
     x = torch.from_numpy(np.random.default_rng(0).laplace(size=1_000_000)).float()
     energy = x.abs().mean().item() ** 2
@@ -69,20 +67,24 @@ def _laplace_table(claims: list, progress: Progress) -> dict[str, Any]:
         for name in FAMILY:
             tolerance = 0.2 if name in ("QSGD", "NQ") else 0.02
             expected = EXPECTED[bits][name]
-            claims.append({
-                "claim": f"Laplace data, {bits} bits: {name}'s squared error per entry, in scales squared",
-                "measured": round(errors[name], 4),
-                "expected": f"{expected} within {tolerance:.0%}",
-                "holds": abs(errors[name] / expected - 1) <= tolerance,
-            })  # fmt: skip
-        claims.append({
-            "claim": f"Laplace data, {bits} bits: TNQ < TQ < NQ < QSGD, and TNQ stays under its bound",
-            "measured": " < ".join(f"{errors[name]:.3f}" for name in reversed(FAMILY)),
-            "expected": f"rising, TNQ below {bound:.3f}",
-            "holds": errors["TNQ"] < errors["TQ"] < errors["NQ"] < errors["QSGD"] and errors["TNQ"] <= bound,
-        })  # fmt: skip
+            claims.append(
+                Claim(
+                    claim=f"Laplace data, {bits} bits: {name}'s squared error per entry, in scales squared",
+                    measured=round(errors[name], 4),
+                    expected=f"{expected} within {tolerance:.0%}",
+                    holds=abs(errors[name] / expected - 1) <= tolerance,
+                )
+            )
+        claims.append(
+            Claim(
+                claim=f"Laplace data, {bits} bits: TNQ < TQ < NQ < QSGD, and TNQ stays under its bound",
+                measured=" < ".join(f"{errors[name]:.3f}" for name in reversed(FAMILY)),
+                expected=f"rising, TNQ below {bound:.3f}",
+                holds=errors["TNQ"] < errors["TQ"] < errors["NQ"] < errors["QSGD"] and errors["TNQ"] <= bound,
+            )
+        )
     title = "Squared error per entry in scales squared, a million Laplace entries, one scale for all"
-    return {"title": title, "columns": ["bits", *FAMILY, "TNQ's bound"], "rows": rows}
+    return Listing(title, ["bits", *FAMILY, "TNQ's bound"], rows)
 
 
 def _error(spec: str, tensors: Named, repeats: int = 1) -> float:
@@ -109,7 +111,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def _gradient_table(claims: list, progress: Progress) -> dict[str, Any]:
+def _gradient_table(claims: list[Claim], progress: Progress) -> Listing:
     rows = []
     for source, tensors in _sources(progress).items():
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
@@ -123,30 +125,35 @@ def _gradient_table(claims: list, progress: Progress) -> dict[str, Any]:
             rows.append([source, bits, *(round(error, 4) for error in errors.values())])
             rows[-1].append(round(bound / flat.numel() / energy, 4))
             best = min(FAMILY, key=lambda name: errors[name])
-            claims.append({
-                "claim": f"{source}, {bits} bits: TNQ has the least error of {', '.join(FAMILY)}",
-                "measured": ", ".join(f"{name} {errors[name]:.4f}" for name in FAMILY),
-                "expected": "TNQ, or the reason why not",
-                "holds": best == "TNQ",
-            } | _reason(source, best))  # fmt: skip
+            claims.append(
+                Claim(
+                    claim=f"{source}, {bits} bits: TNQ has the least error of {', '.join(FAMILY)}",
+                    measured=", ".join(f"{name} {errors[name]:.4f}" for name in FAMILY),
+                    expected="TNQ, or the reason why not",
+                    holds=best == "TNQ",
+                    reason=_reason(source, best),
+                )
+            )
             if source == "Student-t(3)":
                 laplace, power = errors["TNQ as published"], errors["TNQ, power law"]
-                claims.append({
-                    "claim": f"{source}, {bits} bits: the power-law model beats the Laplace model, as published",
-                    "measured": f"{power:.4f} and {laplace:.4f}",
-                    "expected": "less",
-                    "holds": power < laplace,
-                })  # fmt: skip
+                claims.append(
+                    Claim(
+                        claim=f"{source}, {bits} bits: the power-law model beats the Laplace model, as published",
+                        measured=f"{power:.4f} and {laplace:.4f}",
+                        expected="less",
+                        holds=power < laplace,
+                    )
+                )
     title = "Squared error over squared norm; the bound is Laplace's, with one scale per tensor"
-    return {"title": title, "columns": ["source", "bits", *COLUMNS, "bound"], "rows": rows}
+    return Listing(title, ["source", "bits", *COLUMNS, "bound"], rows)
 
 
-def _reason(source: str, best: str) -> dict[str, str]:
+def _reason(source: str, best: str) -> str | None:
     if best == "TNQ":
-        return {}
+        return None
     if source == "Gaussian":
-        return {"reason": "a Gaussian has no tail to put levels into: even levels are as good or better"}
-    return {"reason": "the tail is heavier than Laplace: with enough levels, not to truncate it costs less"}
+        return "a Gaussian has no tail to put levels into: even levels are as good or better"
+    return "the tail is heavier than Laplace: with enough levels, not to truncate it costs less"
 
 
 def _sources(progress: Progress) -> dict[str, Named]:
@@ -175,12 +182,7 @@ def _gradients(task: Task, steps: int) -> Named:
         task.loss(model(examples.inputs), examples.targets).backward()
         if step < steps:
             optimizer.step()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None and _compressed(p)}
-
-
-def _compressed(parameter: Tensor) -> bool:
-    """As `attach` does by default: small and 1-d tensors travel exact."""
-    return parameter.ndim > 1 and parameter.numel() >= 1024
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None and compressed(p)}
 
 
 # -- training ------------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def _compressed(parameter: Tensor) -> bool:
 COMMON = "unbiased errors average out over the workers; what truncation cuts from all of them alike does not"
 
 
-def _training_table(quick: bool, seeds: int, claims: list, progress: Progress) -> dict[str, Any]:
+def _training_table(quick: bool, seeds: int, claims: list[Claim], progress: Progress) -> Listing:
     steps = 40 if quick else 120
     task = tasks.load("cnn")
     rows: list[list[Any]] = []
@@ -208,36 +210,35 @@ def _training_table(quick: bool, seeds: int, claims: list, progress: Progress) -
     for bits in BITS[:1] if quick else BITS:
         results = {name: measure(name, bits, _spec(name, bits), False) for name in FAMILY}
         measure("TNQ with error memory", bits, _spec("TNQ", bits), True)
-        claims.append(_accuracy_claim(bits, {name: result[0] for name, result in results.items()}))
-        claims[-1]["measured"] += f"; uncompressed {uncompressed:.4f}"
+        claims.append(_accuracy_claim(bits, {name: result[0] for name, result in results.items()}, uncompressed))
         errors = {name: result[1] for name, result in results.items()}
         least = min(errors, key=lambda name: errors[name])
-        claims.append({
-            "claim": f"training, {bits} bits: TNQ has the least error in the mean gradient, over all steps",
-            "measured": ", ".join(f"{name} {error:.3f}" for name, error in errors.items()),
-            "expected": "TNQ least, or the reason why not",
-            "holds": least == "TNQ",
-        } | ({} if least == "TNQ" else {"reason": COMMON}))  # fmt: skip
+        claims.append(
+            Claim(
+                claim=f"training, {bits} bits: TNQ has the least error in the mean gradient, over all steps",
+                measured=", ".join(f"{name} {error:.3f}" for name, error in errors.items()),
+                expected="TNQ least, or the reason why not",
+                holds=least == "TNQ",
+                reason=None if least == "TNQ" else COMMON,
+            )
+        )
     title = f"A CNN on the embedded images, {WORKERS} workers, {steps} steps, no error memory but where said"
-    return {
-        "title": title,
-        "columns": ["scheme", "bits", "seeds", "accuracy", "spread", "squared error over squared norm"],
-        "rows": rows,
-    }
+    return Listing(title, ["scheme", "bits", "seeds", "accuracy", "spread", "squared error over squared norm"], rows)
 
 
-def _accuracy_claim(bits: int, accuracies: dict[str, list[float]]) -> dict[str, Any]:
+def _accuracy_claim(bits: int, accuracies: dict[str, list[float]], uncompressed: float) -> Claim:
     """TNQ is best, as far as the seeds can tell: its difference to the best other one, seed by seed."""
     means = {name: mean(values) for name, values in accuracies.items()}
     rival = max((name for name in means if name != "TNQ"), key=lambda name: means[name])
     ahead = [own - other for own, other in zip(accuracies["TNQ"], accuracies[rival], strict=True)]
     blur = stdev(ahead) / math.sqrt(len(ahead)) if len(ahead) > 1 else 0.02
-    return {
-        "claim": f"training, {bits} bits: TNQ is best at equal bits",
-        "measured": ", ".join(f"{name} {value:.4f}" for name, value in means.items()),
-        "expected": f"TNQ ahead of {rival}, or behind by no more than the difference's standard error, {blur:.4f}",
-        "holds": mean(ahead) >= -blur,
-    }
+    return Claim(
+        claim=f"training, {bits} bits: TNQ is best at equal bits",
+        measured=", ".join(f"{name} {value:.4f}" for name, value in means.items())
+        + f"; uncompressed {uncompressed:.4f}",
+        expected=f"TNQ ahead of {rival}, or behind by no more than the difference's standard error, {blur:.4f}",
+        holds=mean(ahead) >= -blur,
+    )
 
 
 def _train(task: Task, spec: str, feedback: bool, steps: int, seed: int) -> tuple[float, float]:
@@ -256,15 +257,13 @@ def _train(task: Task, spec: str, feedback: bool, steps: int, seed: int) -> tupl
             examples = next(batches[worker])
             task.loss(model(examples.inputs), examples.targets).backward()
             gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-        exact = {name: torch.stack([g[name] for g in gradients]).mean(0) for name in gradients[0]}
-        sent = [name for name, tensor in exact.items() if _compressed(tensor)]
-        said = simulation.reduce([{name: g[name] for name in sent} for g in gradients])
-        error = sum((said[name] - exact[name]).double().square().sum().item() for name in sent)
-        errors.append(error / sum(exact[name].double().square().sum().item() for name in sent))
+        exact = mean_of(gradients)
+        estimate = simulation.reduce([{name: t for name, t in g.items() if compressed(t)} for g in gradients])
+        errors.append(vnmse(estimate, exact))
         if not math.isfinite(errors[-1]):
-            break  # it diverged: what it has learnt is judged below
+            break  # it diverged: what it has learnt is evaluated below
         for name, parameter in model.named_parameters():
-            parameter.grad = (exact | said)[name]
+            parameter.grad = (exact | estimate)[name]
         optimizer.step()
     return _accuracy(model, task), mean(errors)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from thinwire.exchange.simulation import Simulation
-from thinwire.lab.network import network as networks
-from thinwire.lab.network import shaped
+from thinwire.lab.network import links
+from thinwire.lab.network.network import Network
 from thinwire.lab.report import table
 from thinwire.lab.report.table import number, score_text, times
 from thinwire.lab.repro._utility_claims import (
@@ -32,13 +29,12 @@ from thinwire.lab.repro._utility_claims import (
     compressed_of,
     seconds_text,
 )
+from thinwire.lab.repro.claims import Listing, Progress, Reproduction
 from thinwire.lab.runs.record import Plan, Record
 from thinwire.lab.runs.run import execute
-from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks import estimates, tasks
+from thinwire.lab.tasks.estimates import Named
 from thinwire.lab.tasks.tasks import Task
-
-Progress = Callable[[str], None]
-Named = dict[str, Tensor]
 
 WORKERS = 4
 NETWORK = "auto:100mbit"
@@ -68,19 +64,19 @@ CONTENDERS = (
 )
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> dict[str, Any]:
+def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """Real runs on the lab's network. `quick`: half of the schemes. `data` is not needed: the images are embedded."""
     contenders = [each for each in CONTENDERS if each.quick or not quick]
-    net = networks.resolve(networks.parse(NETWORK), shaped.why_not())
+    net = links.resolved(NETWORK, WORKERS)
     progress("vNMSE on gradients of the task")
     gradients = task_gradients(tasks.load(TASK))
     errors = {each.spec: vnmse(each.spec, gradients) for each in contenders}
     record = train(contenders, net, seeds, progress)
     outcomes = judge(contenders, record, errors)
-    return {"claims": claims_of(outcomes), "tables": [_outcome_table(outcomes, record), _order_table(outcomes)]}
+    return Reproduction(claims_of(outcomes), [_outcome_table(outcomes, record), _order_table(outcomes)])
 
 
-def train(contenders: Sequence[Contender], net: networks.Network, seeds: int, progress: Progress) -> Record:
+def train(contenders: Sequence[Contender], net: Network, seeds: int, progress: Progress) -> Record:
     """Every contender once, then the next seed: what disturbs the machine for a while disturbs all alike."""
     record = Record(
         {
@@ -88,11 +84,11 @@ def train(contenders: Sequence[Contender], net: networks.Network, seeds: int, pr
             "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": WORKERS,
         }
     )  # fmt: skip
-    with shaped.Shaped(net, WORKERS) if net.mode == "shaped" else contextlib.nullcontext() as links:
+    with links.opened(net, WORKERS) as opened:
         for seed in range(seeds):
             for each in contenders:
                 progress(f"training: {each.title}, seed {seed}")
-                record.runs.append(execute(Plan(TASK, each.spec, seed, network=str(net), workers=WORKERS), links))
+                record.runs.append(execute(Plan(TASK, each.spec, seed, network=str(net), workers=WORKERS), opened))
     return record
 
 
@@ -119,29 +115,25 @@ def task_gradients(task: Task) -> list[list[Named]]:
             examples = next(batch)
             loss = task.loss(model(examples.inputs), examples.targets)
             grads.append(dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)))
+        mean = estimates.mean_of(grads)
         for name, parameter in parameters.items():
-            parameter.grad = torch.stack([grad[name] for grad in grads]).mean(0)
+            parameter.grad = mean[name]
         optimizer.step()
-        steps.append([{name: g for name, g in grad.items() if g.ndim > 1 and g.numel() >= 1024} for grad in grads])
+        steps.append([{name: g for name, g in grad.items() if estimates.compressed(g)} for grad in grads])
     return steps
 
 
 def vnmse(spec: str, gradients: list[list[Named]]) -> float:
     """|X - Xhat|^2 / |X|^2, the mean over the steps after the first WARM, without error memory."""
     simulation = Simulation(spec, workers=WORKERS, feedback=False)
-    errors = []
-    for grads in gradients:
-        said = simulation.reduce(grads)
-        exact = {name: torch.stack([grad[name] for grad in grads]).mean(0) for name in said}
-        error = sum(float((said[name] - exact[name]).double().square().sum()) for name in said)
-        errors.append(error / sum(float(tensor.double().square().sum()) for tensor in exact.values()))
+    errors = [estimates.vnmse(simulation.reduce(grads), estimates.mean_of(grads)) for grads in gradients]
     return sum(errors[WARM:]) / len(errors[WARM:])
 
 
 # -- tables --------------------------------------------------------------------------------------------------
 
 
-def _outcome_table(outcomes: Sequence[Outcome], record: Record) -> dict[str, Any]:
+def _outcome_table(outcomes: Sequence[Outcome], record: Record) -> Listing:
     rows = []
     for each in outcomes:
         row = each.row
@@ -152,17 +144,15 @@ def _outcome_table(outcomes: Sequence[Outcome], record: Record) -> dict[str, Any
             times(row.speedup_fp16), times(row.speedup_fp32),
         ])  # fmt: skip
     first = outcomes[0].row
-    return {
-        "title": f"{TASK}, {table.setting(record)}; target {score_text(first.metric, first.target)}",
-        "columns": [
-            "scheme", "bits", "MB/step", "steps/s", "encode ms", "vNMSE", "seconds to target", "final", "vs fp16",
-            "vs fp32",
-        ],
-        "rows": rows,
-    }  # fmt: skip
+    columns = [
+        "scheme", "bits", "MB/step", "steps/s", "encode ms", "vNMSE", "seconds to target", "final", "vs fp16",
+        "vs fp32",
+    ]  # fmt: skip
+    title = f"{TASK}, {table.setting(record)}; target {score_text(first.metric, first.target)}"
+    return Listing(title, columns, rows)
 
 
-def _order_table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _order_table(outcomes: Sequence[Outcome]) -> Listing:
     """Places by each proxy, in the order of seconds to the target."""
     compressed = sorted(compressed_of(outcomes), key=lambda each: each.seconds)
     by_speed = sorted(compressed, key=lambda each: -each.steps_per_second)
@@ -172,4 +162,4 @@ def _order_table(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         reached = str(place) if math.isfinite(each.seconds) else "-"
         rows.append([each.title, reached, str(by_speed.index(each) + 1), str(by_error.index(each) + 1)])
     columns = ["scheme", "by seconds to target", "by steps/s", "by vNMSE"]
-    return {"title": "The order that proxies foretell (- : not always reached)", "columns": columns, "rows": rows}
+    return Listing("The order that proxies foretell (- : not always reached)", columns, rows)

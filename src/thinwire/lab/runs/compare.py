@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +9,8 @@ from rich.console import Console
 
 from thinwire import control
 from thinwire import schemes as registry
-from thinwire.lab.network import network as networks
-from thinwire.lab.network import shaped
+from thinwire.lab.network import links, shaped
+from thinwire.lab.network.network import Network
 from thinwire.lab.report import report as reports
 from thinwire.lab.report import table
 from thinwire.lab.report.progress import LiveTable
@@ -74,13 +73,13 @@ def compare(
     servers = max(ways.parse(exchange).server_count for exchange in record.config["exchanges"])
     try:
         with (
-            shaped.Shaped(net, workers, servers) if net.mode == "shaped" else contextlib.nullcontext() as links,
+            links.opened(net, workers, servers) as opened,
             LiveTable(plans, console) as live,
         ):
             for plan in plans:
                 task = task_specs.load(plan.task, data)
                 live.started(plan.steps or task.steps, task.metric.name)
-                record.runs.append(execute(plan, links, live.advanced))
+                record.runs.append(execute(plan, opened, live.advanced))
                 if json:
                     record.save(json)
                 live.finished(record.runs[-1])
@@ -109,7 +108,7 @@ def show(record: Record, console: Console) -> None:
 
 def _check(
     tasks: Sequence[str], network: str, seeds: int, workers: int, steps: int | None, data: Path | None
-) -> networks.Network:
+) -> Network:
     """Raise ValueError for whatever cannot be run; the network as it will be."""
     for name, count, least in (("seeds", seeds, 1), ("workers", workers, 2), ("steps", steps, 1)):
         if count is not None and count < least:
@@ -124,9 +123,7 @@ def _check(
             raise ValueError(
                 f"task {task}: a batch of {loaded.batch} does not fit {workers} shards of {smallest} examples"
             )
-    net = networks.parse(network)
-    net.check(workers)
-    return networks.resolve(net, shaped.why_not() if net.mode in ("shaped", "auto") else None)
+    return links.resolved(network, workers)
 
 
 def _contestants(

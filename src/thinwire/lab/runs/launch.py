@@ -1,102 +1,198 @@
-"""A group of processes on this machine that carry out one function together, over a network of the lab.
+"""The one place that starts processes: `ranks` of them carry out a function together, and nothing outlives the call.
 
-Nothing outlives `gather`: workers are killed when it ends, and die with their parent.
+Every process computes on one thread, leaves Ctrl-C to its parent and dies with it. What it says, and how it ends, comes
+through a pipe; whoever failed first is the reason, for one process's end makes the others fail.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import datetime
 import multiprocessing
+import os
+import pickle
+import signal
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from thinwire.exchange.allreduce import AllReduce
-from thinwire.lab.network import network as networks
 from thinwire.lab.network import shaped
-from thinwire.lab.network.network import Network
-from thinwire.lab.network.paced import Pace, Paced
-from thinwire.lab.runs import process
+
+# A process that dies is noticed at once, by its closed connections; a slow link is no reason to give up.
+PATIENCE_SECONDS = 2 * 3600.0
+GRACE_SECONDS = 2.0  # after the first failure that is heard of: so long we listen for one that came before it
+CONTEXT = multiprocessing.get_context("forkserver")
+# Imported once, by the server that processes are forked from. DDP imports _dynamo on first use, which takes a second.
+PRELOAD = ("torch._dynamo", "thinwire.lab.runs.worker")
+_PR_SET_PDEATHSIG = 1
 
 
-def gather(function: Callable[..., Any], arguments: tuple[Any, ...], *, workers: int, network: Network) -> list[Any]:
-    """[function(exchange, *arguments) on worker 0, on worker 1, ...], where `exchange()` makes one over the network.
+@dataclass(frozen=True)
+class Place:
+    """A process's place in its group: what it knows before it has joined the others."""
 
-    Raises RuntimeError with the reason of the first worker that failed.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["thinwire.lab.runs.launch", "torch._dynamo"]
-    )  # DDP imports _dynamo, which takes a second
-    with (
-        shaped.Shaped(network, workers) if network.mode == "shaped" else contextlib.nullcontext() as links,
-        tempfile.TemporaryDirectory(prefix="thinwire-") as folder,
-    ):
-        members = []
-        try:
-            for worker in range(workers):
-                ours, theirs = context.Pipe(duplex=False)
-                namespace = links.namespaces[worker] if links else None
-                member = context.Process(
-                    target=_main,
-                    args=(function, arguments, worker, workers, network, namespace, Path(folder), theirs),
-                    daemon=True,
-                )
-                member.start()
-                theirs.close()
-                members.append((member, ours))
-            return _listen([pipe for _, pipe in members])
-        finally:
-            for member, pipe in members:
-                member.kill()
-                member.join()
-                pipe.close()
+    rank: int
+    ranks: int
+    folder: Path  # that all of the group share
+    namespace: str | None  # of its link, where links are shaped
+    pipe: Connection
 
+    def say(self, message: Any) -> None:
+        """To the parent, while the function goes on."""
+        self._send("message", message)
 
-def _listen(pipes: list[Connection]) -> list[Any]:
-    results: dict[int, Any] = {}
-    while len(results) < len(pipes):
-        waiting = [pipe for worker, pipe in enumerate(pipes) if worker not in results]
-        for pipe in wait(waiting):
-            worker = pipes.index(pipe)  # type: ignore[arg-type]
-            try:
-                fine, result = pipe.recv()  # type: ignore[union-attr]
-            except (EOFError, ConnectionError):
-                fine, result = False, "ended without a result"
-            if not fine:
-                raise RuntimeError(f"worker {worker} {result}")
-            results[worker] = result
-    return [results[worker] for worker in range(len(pipes))]
-
-
-def _main(
-    function: Callable[..., Any], arguments: tuple[Any, ...], worker: int, workers: int,
-    network: Network, namespace: str | None, folder: Path, report: Connection,
-) -> None:  # fmt: skip
-    process.prepare()
-    try:
-        process.join(worker, workers, namespace, folder)
-        result = function(lambda: _exchange(network, worker), *arguments)
-        dist.barrier()
+    @contextmanager
+    def joined(self, timeout_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+        """In the namespace, if any, and in a group with the others, who meet by a file: no port to find, no traffic."""
+        if self.namespace is not None:
+            shaped.enter(self.namespace)
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = shaped.INTERFACE if self.namespace else loopback
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{self.folder}/rendezvous",
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=datetime.timedelta(seconds=timeout_seconds),
+        )
+        yield
         dist.destroy_process_group()
-        report.send((True, result))
-    except Exception as error:
-        report.send((False, "failed: " + " ".join(f"{type(error).__name__}: {error}".split())[:500]))
+
+    def _send(self, kind: str, content: Any) -> None:
+        self.pipe.send_bytes(pickle.dumps((kind, content)))  # by value: the sender may be gone when it is read
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a process gave up, and when."""
+
+    rank: int
+    at: float  # seconds, on the clock that all processes of a machine share
+    reason: str  # one line
+    details: str = ""  # its traceback
+
+
+@dataclass
+class Member:
+    """A started process, as its parent sees it. It has ended when it has said its result, or never will."""
+
+    rank: int
+    process: BaseProcess
+    pipe: Connection
+    ended: bool = False
+    result: Any = None
+    failure: Failure | None = None
+
+    def hear(self, on_message: Callable[[Any], object]) -> None:
+        """Take the next message; the end of the pipe is the end of the process."""
+        try:
+            kind, content = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            self.process.join()
+            # Before any failure that it caused.
+            kind, content = "failure", Failure(self.rank, 0.0, _how_it_ended(self.process.exitcode))
+        if kind == "message":
+            on_message(content)
+        elif kind == "result":
+            self.ended, self.result = True, content
+        else:
+            self.ended, self.failure = True, content
+
+
+@contextmanager
+def started(
+    function: Callable[..., Any], ranks: int, *arguments: Any, namespaces: Sequence[str] | None = None
+) -> Iterator[list[Member]]:
+    """`function(place, *arguments)` in a process for every rank; all of them are gone when the block ends.
+
+    namespaces: of every rank's link, where links are shaped.
+    """
+    CONTEXT.set_forkserver_preload(list(PRELOAD))
+    members: list[Member] = []
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        try:
+            for rank in range(ranks):
+                ours, theirs = CONTEXT.Pipe(duplex=False)
+                place = Place(rank, ranks, Path(folder), namespaces[rank] if namespaces else None, theirs)
+                process = CONTEXT.Process(target=_main, args=(place, function, arguments), daemon=True)
+                process.start()
+                theirs.close()
+                members.append(Member(rank, process, ours))
+            yield members
+        finally:
+            for member in members:
+                member.process.kill()
+                member.process.join()
+                member.pipe.close()
+
+
+def listen(
+    members: Sequence[Member],
+    *,
+    on_message: Callable[[Any], object] = lambda message: None,
+    seconds: float | None = None,
+    grace_seconds: float | None = GRACE_SECONDS,
+) -> Failure | None:
+    """Take in what members say until all have ended; the first failure, if any.
+
+    seconds: raise TimeoutError after so many.
+    grace_seconds: after a failure, how much longer to listen to the others; None: to their end.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while waiting := [member for member in members if not member.ended]:
+        failing = grace_seconds is not None and any(member.failure for member in members)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait([member.pipe for member in waiting], grace_seconds if failing else left)
+        if not ready:
+            if failing:
+                break
+            raise TimeoutError(f"ranks {[member.rank for member in waiting]} did not end in {seconds:g} s")
+        for member in waiting:
+            if member.pipe in ready:
+                member.hear(on_message)
+    return min((member.failure for member in members if member.failure), key=lambda failure: failure.at, default=None)
+
+
+def gather(
+    function: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    namespaces: Sequence[str] | None = None,
+    seconds: float | None = None,
+) -> list[Any]:
+    """[function(place, *arguments) on rank 0, on rank 1, ...]. RuntimeError with the first traceback, if one failed."""
+    with started(function, ranks, *arguments, namespaces=namespaces) as members:
+        failure = listen(members, seconds=seconds)
+        if failure is not None:
+            raise RuntimeError(f"rank {failure.rank} {failure.reason}\n{failure.details}".rstrip())
+        return [member.result for member in members]
+
+
+def _main(place: Place, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    try:
+        place._send("result", function(place, *arguments))
+    except BaseException as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        place._send("failure", Failure(place.rank, time.monotonic(), f"failed: {reason}", traceback.format_exc()))
         raise SystemExit(1) from None
 
 
-def _exchange(network: Network, worker: int) -> AllReduce:
-    if network.mode != "paced":
-        return AllReduce()
-    return AllReduce(transport=Paced(Pace(network.rate_of(worker).up, network.latency_seconds)))
-
-
-def resolved(text: str, workers: int) -> Network:
-    """The network that `text` describes, as this machine can have it."""
-    network = networks.parse(text)
-    network.check(workers)
-    return networks.resolve(network, shaped.why_not() if network.mode in ("shaped", "auto") else None)
+def _how_it_ended(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    return f"ended with exit code {exitcode} and no result"

@@ -25,11 +25,10 @@ from thinwire.ddp import attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.transport import Transport
-from thinwire.lab.network import network
-from thinwire.lab.network.paced import Pace, Paced
+from thinwire.lab.network import links, network
 from thinwire.lab.runs import topology
+from thinwire.lab.runs.launch import PATIENCE_SECONDS
 from thinwire.lab.runs.probe import Probe, Replicas
-from thinwire.lab.runs.process import PATIENCE_SECONDS
 from thinwire.lab.runs.record import Plan
 from thinwire.lab.tasks.tasks import Task
 from thinwire.server import Role, ServerOptimizer
@@ -78,15 +77,7 @@ class Desk:
         return self.plan.steps or self.task.steps
 
     def transport(self, servers: int = 0) -> Transport:
-        """A plain one, or on paced links one that waits. A server divides what it sends at among all workers."""
-        net = network.parse(self.plan.network)
-        if net.mode != "paced":
-            return Transport()
-        down = net.server_rate.up * servers / self.plan.workers
-        return Paced(
-            Pace(net.rate_of(self.worker).up, net.latency_seconds),
-            Pace(down, net.latency_seconds) if servers else None,
-        )
+        return links.transport(network.parse(self.plan.network), self.worker, self.plan.workers, servers)
 
     def falling(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Call it after every step: the learning rate falls linearly to zero."""

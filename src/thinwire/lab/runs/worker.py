@@ -1,24 +1,23 @@
 """One process of a run: a worker that trains, keeps the time and tells its parent how it goes, or a server.
 
-The parent gets, through a pipe, a `Progress` of a worker at every judged step, then the totals (a dict) at the end, or
-a `Failure`.
+The parent gets a `Progress` of a worker at every judged step, and everybody's totals (a dict) at the end.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.lab.network import shaped
-from thinwire.lab.runs import process, topology
+from thinwire.lab.runs import launch, topology
+from thinwire.lab.runs.launch import Place
 from thinwire.lab.runs.probe import Probe
 from thinwire.lab.runs.record import Plan
 from thinwire.lab.runs.trainers import Desk, serve, sit_down
@@ -44,37 +43,21 @@ class Progress:
     level: float
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a worker gave up, and when: its end makes the others fail too, so the first one tells why."""
-
-    at: float  # seconds, on the clock that all processes of a machine share
-    reason: str
-
-
-def main(plan: Plan, rank: int, namespace: str | None, folder: Path, barrier: Barrier, report: Connection) -> None:
+def main(place: Place, plan: Plan, barrier: Barrier) -> dict[str, float]:
     """The whole life of one process of a run. The first ranks are the servers, if the exchange has any.
 
     What the lab itself needs passes by folder, barrier and pipe: the links carry training alone.
     """
-    process.prepare()
-    try:
-        exchange = topology.parse(plan.exchange)
-        process.join(rank, exchange.server_count + plan.workers, namespace, folder)
+    exchange = topology.parse(plan.exchange)
+    with place.joined():
         task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
-        desk = Desk(plan, task, rank - exchange.server_count, folder, barrier.wait)
+        desk = Desk(plan, task, place.rank - exchange.server_count, place.folder, barrier.wait)
         role = None
         if isinstance(exchange, topology.Server):
             down = "same" if exchange.staleness is not None else exchange.down
-            role = join(servers=exchange.servers, down=down or "same", lost="stop", timeout=process.PATIENCE_SECONDS)
-        counted = namespace is not None
-        totals = _serve(desk, role, counted) if role and role.serves else _train(desk, role, report, counted)
-        dist.destroy_process_group()
-        report.send(totals)
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        report.send(Failure(time.monotonic(), f"failed: {reason}"))
-        raise SystemExit(1) from None
+            role = join(servers=exchange.servers, down=down or "same", lost="stop", timeout=launch.PATIENCE_SECONDS)
+        counted = place.namespace is not None
+        return _serve(desk, role, counted) if role and role.serves else _train(desk, role, place.say, counted)
 
 
 def _serve(desk: Desk, role: Role, counted: bool) -> dict[str, float]:
@@ -82,7 +65,7 @@ def _serve(desk: Desk, role: Role, counted: bool) -> dict[str, float]:
     return meter.read(serve(desk, role))
 
 
-def _train(desk: Desk, role: Role | None, report: Connection, counted: bool) -> dict[str, float]:
+def _train(desk: Desk, role: Role | None, say: Callable[[Progress], None], counted: bool) -> dict[str, float]:
     plan, task, worker = desk.plan, desk.task, desk.worker
     shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
     batches = shard.batches(task.batch, seed=plan.seed * 1000 + worker)
@@ -110,7 +93,7 @@ def _train(desk: Desk, role: Role | None, report: Connection, counted: bool) -> 
                 scores = _scores(task, side.bare, exam)
             stats = _since(before, side.stats())
             sent, level = _on_wire(stats), stats["level"]
-            report.send(Progress(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
+            say(Progress(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
             if side.in_step:
                 desk.meet()
 

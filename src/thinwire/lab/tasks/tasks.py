@@ -182,7 +182,7 @@ def load(spec: str, data: Path | None = None) -> Task:
             raise ValueError(f"task {name}: {keyword.arg} must be a plain value") from None
     task = known[name](data, **{option: options.pop(option) for option in own if option in options})
     if not isinstance(task, Task):
-        raise ValueError(f"{spec} must return a thinwire.lab.tasks.Task, it returned {task!r}")
+        raise ValueError(f"{spec} must return a thinwire.lab.tasks.tasks.Task, it returned {task!r}")
     try:
         return replace(task, **options)
     except TypeError as error:

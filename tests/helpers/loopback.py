@@ -1,4 +1,4 @@
-"""Traffic of schemes on a loopback interface that nobody else uses. Run as a script: `python loopback.py SPEC...`."""
+"""Traffic of schemes on a loopback interface that nobody else uses: `python -m helpers.loopback SPEC...`, in tests/."""
 
 import ctypes
 import fcntl
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
-from world import run_world
+from helpers.world import run_world
 
 ENTRIES = 1_500_000
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000

@@ -35,8 +35,6 @@ def error_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int, on_loss: str) -> dict:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="env://")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     graph = chorded_ring(ranks) if graph_name == "chorded" else getattr(graphs, graph_name)(ranks)
     model, optimizer = learner()
@@ -66,5 +64,8 @@ def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int
     return seen | {"weights": flat(model), "warnings": [str(w.message) for w in heard]}
 
 
-if __name__ == "__main__":
+def script() -> None:
+    """The same as a process of its own: arguments from the command line, what it saw on standard output."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="env://")
     print(json.dumps(main(**json.loads(sys.argv[1]))), flush=True)

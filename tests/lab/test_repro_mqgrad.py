@@ -32,7 +32,7 @@ def test_the_ladder_loses_less_on_every_rung():
 def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     spec = repro.policies(40)[name].format(seed=0)
     order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
-    run = _served_mqgrad.train(order, [None] * _served_mqgrad.RANKS)
+    run = _served_mqgrad.train(order, None)
     assert len(run.levels) == 40 and set(run.levels) <= set(task.MENU)
     assert len(run.curve) == 40 // task.JUDGED_EVERY
     assert [seconds for seconds, _ in run.curve] == sorted(seconds for seconds, _ in run.curve)
@@ -67,9 +67,9 @@ def test_seconds_to_a_target_that_was_never_reached_are_infinite():
 def test_claims_follow_from_the_runs(learner, holds):
     outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in repro.policies(8)}
     result = repro.summary(outcomes | {"mqgrad": [learner]}, parse("paced:1gbit"))
-    told = {claim["claim"]: claim["holds"] for claim in result["claims"]}
+    told = {claim.claim: claim.holds for claim in result.claims}
     assert [holds for claim, holds in told.items() if claim.startswith("mqgrad: ")] == holds
     assert [holds for claim, holds in told.items() if claim.startswith(repro.CARRIED)] == [True, True]
-    (table,) = result["tables"]
-    assert [row[0] for row in table["rows"]] == list(repro.policies(8))
-    assert all(len(row) == len(table["columns"]) for row in table["rows"])
+    (table,) = result.tables
+    assert [row[0] for row in table.rows] == list(repro.policies(8))
+    assert all(len(row) == len(table.columns) for row in table.rows)

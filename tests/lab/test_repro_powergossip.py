@@ -16,7 +16,7 @@ def test_consensus_bytes_and_graphs_are_the_papers():
     powergossip._bytes_table(claims)
     powergossip._graph_table(claims, lambda text: None)
     assert len(claims) == 3 * 2 + 3 + 3
-    assert [claim for claim in claims if not claim["holds"]] == []
+    assert [claim for claim in claims if not claim.holds] == []
 
 
 @pytest.mark.parametrize("mixer", [None, "dpsgd", "powergossip", "choco(codec='topk(density=0.01)', step=0.1)"])
@@ -51,7 +51,7 @@ def test_every_peer_is_tuned_and_judged():
     training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.5, run=made_up)
     claims = []
     trained, tuning = powergossip._training_tables(training, 2, powergossip.GRID, claims, lambda text: None)
-    rows = {row[0]: row[1:] for row in trained["rows"]}
+    rows = {row[0]: row[1:] for row in trained.rows}
     assert list(rows) == [
         "all-reduce",
         "D-PSGD",
@@ -66,9 +66,9 @@ def test_every_peer_is_tuned_and_judged():
     ]
     assert rows["D-PSGD"][:2] == ["85.50", "0.71"]
     assert rows["CHOCO, top 1%, untuned (step 1.308)"][0] == "10.00 (2 of 2 diverged)"
-    assert [row[0] for row in tuning["rows"]] == list(powergossip.PEERS)
-    assert tuning["rows"][0][1:] == ["63.84", "70.00", "80.00", "85.00", "82.00", "80.75", "80.20"]
-    verdicts = {claim["claim"]: claim["holds"] for claim in claims}
+    assert [row[0] for row in tuning.rows] == list(powergossip.PEERS)
+    assert tuning.rows[0][1:] == ["63.84", "70.00", "80.00", "85.00", "82.00", "80.75", "80.20"]
+    verdicts = {claim.claim: claim.holds for claim in claims}
     assert len(verdicts) == len(claims) == 2 * (2 * 3 + 1)
     assert not verdicts["PowerGossip, rank 1, untuned, is on par with D-PSGD, label-skewed shards"]
     assert verdicts["PowerGossip, rank 1, 2 iterations, untuned, is on par with D-PSGD, label-skewed shards"]
@@ -81,5 +81,5 @@ def test_without_a_grid_nobody_is_tuned():
     training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.0, run=made_up)
     claims = []
     (trained,) = powergossip._training_tables(training, 1, (), claims, lambda text: None)
-    assert len(trained["rows"]) == 2 + 2 + 3
+    assert len(trained.rows) == 2 + 2 + 3
     assert len(claims) == 2 * (1 + 3)

@@ -1,0 +1,74 @@
+"""What a reproduction comes to: claims, each with what was measured and what was expected, and tables behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Progress = Callable[[str], None]  # is told, in words, what is being measured
+
+NARROW = 12  # characters: a column of such cells is one of numbers or single words
+STYLE: Any = {
+    "title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False,
+    "padding": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that was put to the test."""
+
+    claim: str
+    measured: str | float
+    expected: str
+    holds: bool
+    reason: str | None = None  # why it does not hold, where that is known
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows of what was measured, under a title."""
+
+    title: str
+    columns: Sequence[object]
+    rows: Sequence[Sequence[Any]]
+
+    @property
+    def table(self) -> Table:
+        """Numbers keep their columns whole, and texts are folded into what is left of the terminal: nothing is cut."""
+        table = Table(title=self.title, **STYLE)
+        for number, (name, *cells) in enumerate(zip(map(str, self.columns), *self.rows, strict=True)):
+            if number and max((len(str(cell)) for cell in cells), default=0) <= NARROW:
+                table.add_column("\n".join(name.split()), justify="right", no_wrap=True, vertical="bottom")
+            else:
+                table.add_column(name, overflow="fold", vertical="bottom")
+        for row in self.rows:
+            table.add_row(*map(str, row))
+        return table
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything that was measured of one paper."""
+
+    claims: Sequence[Claim]
+    tables: Sequence[Listing]
+
+    def show(self, name: str, console: Console) -> None:
+        for listing in self.tables:
+            console.print(listing.table)
+            console.print()
+        table = Table("claim", "measured", "expected", "holds", title=f"{name}: what holds", **STYLE)
+        for claim in self.claims:
+            holds = "[green]yes[/]" if claim.holds else "[red]no[/]"
+            table.add_row(claim.claim, str(claim.measured), claim.expected, holds)
+        console.print(table)
+
+    def as_json(self) -> dict[str, Any]:
+        claims = [{name: value for name, value in asdict(claim).items() if value is not None} for claim in self.claims]
+        return {"claims": claims, "tables": [asdict(listing) for listing in self.tables]}

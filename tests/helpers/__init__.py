@@ -1,0 +1,1 @@
+"""What tests share: groups of processes, models, gradients, specs, made-up runs. No test imports another test."""

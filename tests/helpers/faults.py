@@ -1,0 +1,35 @@
+"""What fault tests run in processes of their own: a scheme that breaks, and attaching again and again."""
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import ClassVar
+
+import thinwire as tw
+from helpers.training import train
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class Broken(Scheme):
+    """Works for two steps, then raises on rank 0."""
+
+    unbiased: ClassVar[bool] = True
+    summary: ClassVar[str] = "for tests"
+
+    def converse(self, bucket, memory, level):
+        if bucket.step == 2 and bucket.worker == 0:
+            raise ArithmeticError("the scheme is broken")
+        return (yield Sum(bucket.flat.mul_(1 / bucket.workers)))
+
+
+def cycles(model, count):
+    """Native and Python threads after each of `count` attach-close cycles, and the lanes still there."""
+    threads = []
+    for cycle in range(count):
+        with tw.attach(model, "qsgd"):
+            if cycle % 10 == 0:
+                train(model, 1)
+        threads.append(len(os.listdir("/proc/self/task")))
+    return threads, [thread.name for thread in threading.enumerate() if "thinwire" in thread.name]

@@ -1,0 +1,62 @@
+"""The launcher: results in order of rank, the first failure as the reason, and nothing left running."""
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from thinwire.lab.runs import launch
+
+
+def _told(place, factor):
+    place.say(f"rank {place.rank} begins")
+    assert torch.get_num_threads() == 1
+    return factor * place.rank, place.ranks, torch.full((3,), float(place.rank))
+
+
+def test_results_come_in_order_of_rank_and_messages_meanwhile():
+    heard = []
+    with launch.started(_told, 3, 10) as members:
+        assert launch.listen(members, on_message=heard.append) is None
+        results = [member.result for member in members]
+    assert [(number, ranks) for number, ranks, _ in results] == [(0, 3), (10, 3), (20, 3)]
+    assert [tensor.tolist() for *_, tensor in results] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    assert sorted(heard) == [f"rank {rank} begins" for rank in range(3)]
+    assert multiprocessing.active_children() == []
+
+
+def _second_fails_first(place):
+    with place.joined():
+        if place.rank == 1:
+            raise ArithmeticError("this one began it")
+        torch.distributed.barrier()
+
+
+def test_the_first_that_fails_is_the_reason_with_its_traceback():
+    with pytest.raises(RuntimeError, match=r"rank 1 failed: ArithmeticError: this one began it(.|\n)*_second_fails_f"):
+        launch.gather(_second_fails_first, 3)
+    assert multiprocessing.active_children() == []
+
+
+def _killed(place):
+    if place.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_named_with_its_signal():
+    with pytest.raises(RuntimeError, match="rank 0 was killed by SIGKILL"):
+        launch.gather(_killed, 2)
+
+
+def _hangs(place):
+    if place.rank == 1:
+        threading.Event().wait()
+
+
+def test_who_hangs_is_named_and_ended():
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] did not end in 3 s"):
+        launch.gather(_hangs, 2, seconds=3)
+    assert multiprocessing.active_children() == []
