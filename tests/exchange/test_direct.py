@@ -66,7 +66,7 @@ def test_all_sums_are_on_the_wire_before_the_first_is_waited_for():
     ]  # fmt: skip
     assert told == [(0, None), (1, None), (2, None)]
     assert all(torch.equal(tensor, torch.full((4,), float(i + 1))) for i, tensor in enumerate(tensors))
-    totals = direct._ledger.totals()
+    totals = direct._transport.ledger.totals()
     assert (totals["messages"], totals["bytes_given"], totals["bytes_dense"], totals["bytes_sent"]) == (3, 48, 48, 48)
     assert totals["exposed_seconds"] == pytest.approx(totals["encode_seconds"] + totals["wire_seconds"])
 
@@ -80,7 +80,7 @@ def test_what_is_cast_stays_in_the_buckets_own_memory(given):
     direct.mean(bucket, last=True, done=lambda error: None)
     assert group.sums == [(bucket.data_ptr(), torch.float16, 1001)]
     assert torch.equal(bucket, expected.to(given))
-    totals = direct._ledger.totals()
+    totals = direct._transport.ledger.totals()
     assert (totals["bytes_given"], totals["bytes_dense"]) == (2002, 1001 * given.itemsize)
 
 
@@ -97,7 +97,7 @@ def test_every_bucket_is_told_once_and_nothing_is_sent_after_a_failure(group, to
     assert step(direct, group)[0] == told
     assert len(direct._abandoned) == abandoned, "the group's thread must not be the last to hold a work"
     started = group.started
-    assert direct._ledger.totals()["messages"] == booked, "what was started was sent, whatever became of it"
+    assert direct._transport.ledger.totals()["messages"] == booked, "what was started was sent, whatever became of it"
     error = told[-1][1]
     assert step(direct, group)[0] == [(0, error), (1, error), (2, error)]
     assert group.started == started
