@@ -120,7 +120,7 @@ def main() -> None:
     dist.init_process_group(
         "gloo", store=dist.PrefixStore(f"attempt{attempt}", store), rank=rank, world_size=world_size
     )
-    role = tw.join(servers=options.servers, down=options.down, timeout=60, lost="stop")
+    role = tw.join(servers=options.servers, down=options.down, timeout_seconds=60, on_failure="stop")
     if role.serves and options.staleness is None:
         role.serve()
     elif role.serves:

@@ -14,7 +14,7 @@ from helpers.specs import every_spec
 from helpers.world import run_world
 
 
-@pytest.mark.parametrize("spec", [spec for spec in every_spec() if not tw.parse(spec).exact])
+@pytest.mark.parametrize("spec", [spec for spec in every_spec() if not tw.scheme(spec).exact])
 def test_the_first_steps_are_exact_for_every_scheme(spec):
     simulation, sent = tw.Simulation(spec, workers=3, warmup_steps=2), [0.0]
     for step in range(4):
@@ -42,7 +42,7 @@ def _bytes_by_step(specs):
 
 
 def test_attached_schemes_send_their_first_steps_dense():
-    specs = [spec for spec in every_spec() if not tw.parse(spec).exact]
+    specs = [spec for spec in every_spec() if not tw.scheme(spec).exact]
     dense = 4 * sum(p.numel() for p in mlp().parameters())  # two ranks: an all-reduce sends each entry once
     for rank in run_world(_bytes_by_step, 2, specs):
         for spec, (first, second, third) in rank.items():

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thinwire import checkpoint
-from thinwire.control.fixed import Fixed
-from thinwire.control.mqgrad import MQGrad
-from thinwire.control.normrule import NormRule
-from thinwire.control.schedule import Schedule
-from thinwire.control.uniform import Uniform
+from thinwire import checkpoint, control
 from thinwire.core import theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
-from thinwire.gossip import DPSGD, Choco, DeepSqueeze, Gossip, GossipSimulation, LostRank, PowerGossip, graphs
-from thinwire.schemes import parse
+from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
+from thinwire.schemes import parse as scheme
+from thinwire.schemes import register
 from thinwire.schemes.cast import BF16, FP16, FP32, FP64
 from thinwire.schemes.eden import EDEN
 from thinwire.schemes.natural import Natural
@@ -50,34 +46,31 @@ __all__ = [
     "TQ",
     "AllReduce",
     "Choco",
+    "DeadRank",
     "DeepSqueeze",
-    "Fixed",
     "Gossip",
     "GossipSimulation",
-    "LostRank",
-    "MQGrad",
     "Natural",
-    "NormRule",
     "PowerGossip",
     "PowerSGD",
     "RandomK",
     "RegTopK",
     "Role",
-    "Schedule",
     "ServerOptimizer",
     "SignSGD",
     "Simulation",
     "TernGrad",
     "TopK",
     "TopKC",
-    "Uniform",
     "Wire",
     "advise",
     "attach",
     "checkpoint",
+    "control",
     "graphs",
     "join",
-    "parse",
+    "register",
+    "scheme",
     "theory",
 ]
 

@@ -36,7 +36,7 @@ def attach(
 
     scheme: spec text such as "qsgd(bits=4)", or a Scheme.
     exchange: how workers talk; AllReduce over the model's process group unless given.
-    controller: who turns the scheme's knob while training, such as "mqgrad" or tw.MQGrad(); call `wire.observe(loss)`.
+    controller: who turns the scheme's knob while training, such as "mqgrad"; it is told by `wire.observe(loss)`.
     feedback: "auto" (on for biased schemes), True or False.
     exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns
         of parameter names (empty: none), or a function of (name, parameter).

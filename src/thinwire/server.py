@@ -26,17 +26,17 @@ def join(
     *,
     servers: int = 1,
     down: str = "same",
-    lost: str = "drop",
-    timeout: float = 300.0,
+    on_failure: str = "continue",
+    timeout_seconds: float = 300.0,
     transport: Transport | None = None,
 ) -> Role:
     """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
 
     down: how means come back to the workers; see `ParameterServer`.
-    lost: what a lost worker means: "drop" (the others go on without it) or "stop" (an error for all: under torchrun,
-        which restarts the whole group, so that nobody runs past the checkpoint that the others resume from).
-    timeout: a worker that keeps the others waiting for so many seconds is lost. It must be longer than the longest
-        pause that one worker makes alone, such as saving a checkpoint.
+    on_failure: what a dead worker means: "continue" (the others go on without it) or "stop" (an error for all: under
+        torchrun, which restarts the whole group, so that nobody runs past the checkpoint that the others resume from).
+    timeout_seconds: a worker that keeps the others waiting for longer counts as dead. More than the longest pause that
+        one worker makes alone, such as saving a checkpoint.
     transport: starts and counts what a worker sends; one of its own unless given.
     """
     if not dist.is_initialized():
@@ -44,10 +44,10 @@ def join(
     ranks = list(range(dist.get_world_size()))
     if not isinstance(servers, int) or not 1 <= servers < len(ranks):
         raise ValueError(f"servers must leave a worker: 1..{len(ranks) - 1} of {len(ranks)} ranks, got {servers!r}")
-    if not timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-    if lost not in ("drop", "stop"):
-        raise ValueError(f"lost must be 'drop' or 'stop', got {lost!r}")
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds!r}")
+    if on_failure not in ("continue", "stop"):
+        raise ValueError(f"on_failure must be 'continue' or 'stop', got {on_failure!r}")
     everyone = dist.group.WORLD
     assert everyone is not None
     session = all_gather_objects(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
@@ -55,21 +55,22 @@ def join(
     rank, store = dist.get_rank(), _get_default_store()
     if rank < servers:
         channels = {
-            worker: Channel(store, f"{session}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout)
+            worker: Channel(
+                store, f"{session}/{rank}/{worker}", f"worker {worker}", serves=True, timeout=timeout_seconds
+            )
             for worker in range(len(ranks) - servers)
         }
-        return Role(None, None, channels, lost, timeout)
+        return Role(None, None, channels, on_failure, timeout_seconds)
     worker = rank - servers
     # A worker waits for its servers while they wait, up to the timeout, for another worker.
-    patience = 2 * timeout + 30
+    patience = 2 * timeout_seconds + 30
     own = [
         Channel(store, f"{session}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
         for server in range(servers)
     ]
     assert workers is None or isinstance(workers, dist.ProcessGroup)
-    return Role(
-        workers, ParameterServer(own, ranks[servers:], worker, down=down, transport=transport), {}, lost, timeout
-    )
+    exchange = ParameterServer(own, ranks[servers:], worker, down=down, transport=transport)
+    return Role(workers, exchange, {}, on_failure, timeout_seconds)
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class Role:
     workers: dist.ProcessGroup | None
     exchange: ParameterServer | None
     channels: dict[int, Channel]
-    lost: str
-    timeout: float
+    on_failure: str
+    timeout_seconds: float
 
     @property
     def serves(self) -> bool:
@@ -89,13 +90,13 @@ class Role:
     def serve(self, *, optimizer: MakeOptimizer | None = None, staleness: int = 0) -> dict[str, float]:
         """Serve until every worker has closed its wire; the server's totals of bytes and messages.
 
-        Raises if all workers were lost. With `optimizer` the server is asynchronous: it owns the weights, see
+        Raises if all workers died. With `optimizer` the server is asynchronous: it owns the weights, see
         `ServerOptimizer`.
         """
         if not self.serves:
             raise ValueError("this rank trains: role.serves is False")
         shared = SharedWeights(optimizer, staleness) if optimizer is not None else None
-        return Server(self.channels, shared=shared, stops=self.lost == "stop", timeout=self.timeout).run()
+        return Server(self.channels, shared=shared, stops=self.on_failure == "stop", timeout=self.timeout_seconds).run()
 
 
 class ServerOptimizer:

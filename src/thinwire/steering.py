@@ -28,6 +28,8 @@ from thinwire.core.scheme import Conversation, Scheme, Wrapper
 from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Job
 
+FORMAT = 2  # 1: only rank 0, or the first server, knew what the controller had learnt
+
 
 class Steering:
     """One worker's controller. `level` changes on the lane only, between two steps."""
@@ -101,6 +103,7 @@ class Steering:
     def state_dict(self) -> dict[str, Any]:
         self.settle()
         return {
+            "format": FORMAT,
             "controller": self.controller.spec,
             "learnt": self.controller.state_dict(),
             "level": self.level,
@@ -112,6 +115,11 @@ class Steering:
         if state["controller"] != self.controller.spec:
             raise ValueError(
                 f"the state was saved under {state['controller']!r}, this wire's controller is {self.controller.spec!r}"
+            )
+        if state.get("format") != FORMAT and self.controller.state_dict():
+            raise ValueError(
+                f"the state is of a version in which one rank alone held the controller, so what "
+                f"{self.controller.name} had learnt is not in it; leave it out: state['steering'] = {{}}"
             )
         self.controller.load_state_dict(state["learnt"])
         self.level = float(state["level"])

@@ -85,7 +85,7 @@ def test_levels_outside_the_menu_raise():
     with pytest.raises(ValueError, match=r"levels must be among \(2, 4, 8, 16\), got \(3,\)"):
         started("fixed(level=3)")
     with pytest.raises(ValueError, match="has no knob"):
-        tw.steering.Steering("mqgrad", tw.parse("fp16"))
+        tw.steering.Steering("mqgrad", tw.scheme("fp16"))
 
 
 def test_a_schedule_changes_at_its_steps():

@@ -39,7 +39,7 @@ def _reduced(controller, steps, folder=None):
 
 
 def _served(controller, steps, folder=None):
-    role = tw.join(servers=1, timeout=30)
+    role = tw.join(servers=1, timeout_seconds=30)
     if role.serves:
         return role.serve()
     model = DDP(mlp(), process_group=role.workers)
@@ -71,7 +71,7 @@ def test_a_learner_learns_where_it_runs_and_can_be_saved(function, servers, tmp_
     run_world(function, servers + 2, spec, 12, str(tmp_path))
     saved = torch.load(tmp_path / "policy", weights_only=True)
     assert saved["decisions"] == 6
-    fresh = tw.MQGrad(levels_from=(2, 4, 8))
+    fresh = tw.control.MQGrad(levels_from=(2, 4, 8))
     fresh.start((2, 4, 8))
     assert not torch.equal(saved["weights"], fresh.state_dict()["weights"])
 
@@ -91,7 +91,7 @@ def test_the_knob_may_be_bits_density_or_rank():
     first, second = run_world(_any_knob, 2, specs)
     for spec in specs:
         (levels, weights), (_, other_weights) = first[spec], second[spec]
-        assert set(levels) <= set(tw.parse(spec).knob.menu) and len(set(levels)) > 1, spec
+        assert set(levels) <= set(tw.scheme(spec).knob.menu) and len(set(levels)) > 1, spec
         # Workers that used different levels in any step would not have the same weights.
         assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True)), spec
 

@@ -27,7 +27,7 @@ def _both(servers, specs, downs):
     served, reduced, stats = {}, {}, {}
     for spec in specs:
         for down in downs:
-            role = tw.join(servers=servers, down=down, timeout=30)
+            role = tw.join(servers=servers, down=down, timeout_seconds=30)
             if role.serves:
                 stats[spec, down] = role.serve()
                 continue
@@ -36,7 +36,7 @@ def _both(servers, specs, downs):
                 served[spec, down] = train(model, STEPS, worker=role.exchange.worker)
                 stats[spec, down] = wire.stats()
         if not role.serves:
-            codec = tw.parse(spec)
+            codec = tw.scheme(spec)
             for route in ("gather", "two-shot") if isinstance(codec, Codec) and codec.grain else ("gather",):
                 model = DDP(mlp(), process_group=role.workers, bucket_cap_mb=0.01)
                 with tw.attach(model, spec, exchange=tw.AllReduce(route=route), exempt=()):
@@ -55,7 +55,7 @@ def same(left, right):
 
 def exact(spec):
     """Whether what the scheme asks for is the same to the bit whoever adds: payloads and integers, no float sums."""
-    return tw.parse(spec).rank_order or tw.parse(spec).name == "regtopk" or "values='qsgd" in spec
+    return tw.scheme(spec).rank_order or tw.scheme(spec).name == "regtopk" or "values='qsgd" in spec
 
 
 SIZES = [(2, 1), (3, 2), (4, 1), *(pytest.param(*size, marks=pytest.mark.full) for size in [(2, 2), (3, 1), (4, 2)])]
@@ -77,7 +77,7 @@ def test_an_exact_way_back_gives_what_all_reduce_gives(workers, servers):
 def test_an_encoded_way_back_gives_what_a_two_shot_gives(workers, servers):
     """For codecs that work block by block, so that a cut changes nothing, and need no error memory on the way back."""
     served, reduced, _ = worlds(workers, servers)[servers]
-    blockwise = [spec for spec, route in reduced if route == "two-shot" and tw.parse(spec).name == "qsgd"]
+    blockwise = [spec for spec, route in reduced if route == "two-shot" and tw.scheme(spec).name == "qsgd"]
     assert blockwise
     for spec in blockwise:
         assert same(served[spec, "same"], reduced[spec, "two-shot"]), spec
@@ -91,7 +91,7 @@ def test_replicas_are_bit_identical(workers, servers):
 
 
 def _bytes(servers, spec, down):
-    role = tw.join(servers=servers, down=down, timeout=30)
+    role = tw.join(servers=servers, down=down, timeout_seconds=30)
     if role.serves:
         return role.serve()
     torch.manual_seed(0)
@@ -142,13 +142,13 @@ def test_server_traffic_grows_with_the_workers_and_shrinks_with_the_servers():
 def _mistakes():
     with pytest.raises(ValueError, match=r"1\.\.2 of 3 ranks, got 3"):
         tw.join(servers=3)
-    with pytest.raises(ValueError, match="timeout must be a positive"):
-        tw.join(timeout=0)
-    role = tw.join(servers=1, timeout=30)
+    with pytest.raises(ValueError, match="timeout_seconds must be positive"):
+        tw.join(timeout_seconds=0)
+    role = tw.join(servers=1, timeout_seconds=30)
     if role.serves:
         return role.serve()["workers"]
     with pytest.raises(ValueError, match=r"process_group=role\.workers"):
-        role.exchange.open(torch.distributed.group.WORLD, tw.parse("fp16"))
+        role.exchange.open(torch.distributed.group.WORLD, tw.scheme("fp16"))
     with pytest.raises(ValueError, match="this rank trains"):
         role.serve()
     role.exchange.close()

@@ -22,7 +22,7 @@ def momentum(weights):
 
 
 def _asynchronous(servers, spec, staleness, steps, down="fp32"):
-    role = tw.join(servers=servers, timeout=30)
+    role = tw.join(servers=servers, timeout_seconds=30)
     if role.serves:
         return role.serve(optimizer=momentum, staleness=staleness)
     net = mlp(seed=role.exchange.worker)  # only the first worker's weights count
@@ -194,7 +194,7 @@ def test_one_slow_worker_costs_little_when_staleness_is_allowed():
 
 
 def _mistakes():
-    role = tw.join(servers=1, timeout=30)
+    role = tw.join(servers=1, timeout_seconds=30)
     if role.serves:
         with pytest.raises(ValueError, match="staleness must be 0 or more"):
             role.serve(optimizer=momentum, staleness=-1)

@@ -14,7 +14,7 @@ CONTROLLER = "mqgrad(interval=2, levels_from=(2, 4, 8), seed=1)"
 
 def _train(servers, down, controller, first, last, folder, spec="qsgd(bits=4, block=64)"):
     """Steps `first` to `last`, from and to the checkpoint in `folder`; weights and levels at the end."""
-    role = tw.join(servers=servers, down=down, timeout=30)
+    role = tw.join(servers=servers, down=down, timeout_seconds=30)
     if role.serves:
         return role.serve()
     worker = role.exchange.worker
@@ -64,14 +64,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(servers, down, tmp_pa
         assert whole[servers + 1][3] == {}
 
 
-def _controlled(exchange_name, folder, first, last):
-    if exchange_name == "server":
-        return _train(1, "same", CONTROLLER, first, last, folder)
-    raise AssertionError(exchange_name)
-
-
-def test_the_controller_resumes_on_the_first_server(tmp_path):
-    run_world(_controlled, 3, "server", str(tmp_path), 0, 8)
-    *_, held = run_world(_controlled, 3, "server", str(tmp_path), 8, 16)[1]
-    assert held["server0000"]["controller"]["decisions"] == 8
-    assert held["server0000"]["controller"]["levels"] == [2, 4, 8]
+def test_the_controller_resumes_on_every_worker(tmp_path):
+    run_world(_train, 3, 1, "same", CONTROLLER, 0, 8, str(tmp_path))
+    run_world(_train, 3, 1, "same", CONTROLLER, 8, 16, str(tmp_path))
+    first, second = (torch.load(tmp_path / str(worker), weights_only=True)["wire"]["steering"] for worker in (0, 1))
+    assert first["learnt"]["decisions"] == second["learnt"]["decisions"] == 8
+    assert first["learnt"]["levels"] == [2, 4, 8]
+    assert torch.equal(first["learnt"]["weights"], second["learnt"]["weights"])

@@ -33,9 +33,9 @@ def step(model, optimizer, worker, number):
     return loss.item()
 
 
-def _train(servers, spec, steps, events, timeout=20.0, lost="drop"):
+def _train(servers, spec, steps, events, timeout=20.0, on_failure="continue"):
     """Losses, numbers of workers and weights. `events`: {(worker, step): the signal it gets in mid-backward}."""
-    role = tw.join(servers=servers, timeout=timeout, lost=lost)
+    role = tw.join(servers=servers, timeout_seconds=timeout, on_failure=on_failure)
     if role.serves:
         if ("server", dist.get_rank()) in events:
             operations.PlainSum.answer = lambda *_: die()
@@ -94,7 +94,7 @@ def test_a_killed_server_ends_the_job_everywhere():
 
 def _corrupt(servers, how):
     """Worker 1 sends something it should not; what each worker met."""
-    role = tw.join(servers=servers, timeout=20)
+    role = tw.join(servers=servers, timeout_seconds=20)
     if role.serves:
         return role.serve()["workers"]
     send = client.Sent

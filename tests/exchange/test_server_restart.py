@@ -47,5 +47,11 @@ def test_a_run_that_torchrun_restarted_ends_as_the_uninterrupted_one_to_the_bit(
         # The ledgers may differ: the restarted run has described its operations twice.
         assert [key for key in theirs if not key.startswith("/wire/ledger") and not same(theirs[key], ours[key])] == []
     compared = " ".join(parts(expected[0]))
-    for part in ("model", "momentum_buffer", "worker0000/0.weight/residual", "server0000/memory", "controller/norms"):
+    for part in (
+        "model",
+        "momentum_buffer",
+        "worker0000/0.weight/residual",
+        "server0000/memory",
+        "steering/learnt/norms",
+    ):
         assert part in compared, part

@@ -178,10 +178,10 @@ def test_a_graph_that_is_a_function_of_the_step():
 
 def mismatched():
     wrong = {
-        "graph": nx.star_graph(2), "mixer": "powergossip", "seed": 1, "model": nn.Linear(2, 2), "on_loss": "raise",
+        "graph": nx.star_graph(2), "mixer": "powergossip", "seed": 1, "model": nn.Linear(2, 2), "on_failure": "stop",
     }  # fmt: skip
     for what, other in wrong.items():
-        arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0, "on_loss": "continue"}
+        arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0, "on_failure": "continue"}
         if dist.get_rank() == 1:
             arguments[what] = other
         with pytest.raises(ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"):
@@ -219,8 +219,8 @@ def misused():
     model = mlp()
     with pytest.raises(ValueError, match="does not fit 2 replicas"):
         Gossip(model, graphs.ring(5))
-    with pytest.raises(ValueError, match="on_loss must be"):
-        Gossip(model, graphs.ring(2), on_loss="ignore")
+    with pytest.raises(ValueError, match="on_failure must be"):
+        Gossip(model, graphs.ring(2), on_failure="ignore")
     with pytest.raises(ValueError, match="timeout_seconds"):
         Gossip(model, graphs.ring(2), timeout_seconds=0)
     gossip = Gossip(model, graphs.ring(2))

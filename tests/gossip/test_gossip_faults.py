@@ -15,10 +15,10 @@ from thinwire.gossip import GossipSimulation
 DEATH, STEPS = 10, 60
 
 
-def task(graph, mixer, victims, on_loss="continue"):
+def task(graph, mixer, victims, on_failure="continue"):
     return {
         "graph_name": graph, "mixer": mixer, "victims": victims,
-        "death": DEATH, "steps": STEPS, "on_loss": on_loss,
+        "death": DEATH, "steps": STEPS, "on_failure": on_failure,
     }  # fmt: skip
 
 
@@ -79,11 +79,11 @@ def test_the_death_of_the_rank_that_hosts_the_rendezvous_does_not_matter():
 def test_a_graph_that_falls_apart_raises_everywhere():
     """Ring of 6, ranks 1 and 4 die: no survivor can reach all others, though each still has a neighbour."""
     for result in run(6, task("ring", "dpsgd", [1, 4])).values():
-        assert "LostRank" in result["error"]
+        assert "DeadRank" in result["error"]
         assert len(result["losses"]) < STEPS
 
 
 def test_raise_when_asked_to():
-    for result in run(3, task("ring", "powergossip", [2], on_loss="raise")).values():
-        assert f"LostRank: rank 2 lost in step {DEATH}" in result["error"]
+    for result in run(3, task("ring", "powergossip", [2], on_failure="stop")).values():
+        assert f"DeadRank: rank 2 lost in step {DEATH}" in result["error"]
         assert len(result["losses"]) == DEATH

@@ -34,11 +34,11 @@ def error_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), x[:, :3].sum(1, keepdim=True).sin())
 
 
-def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int, on_loss: str) -> dict:
+def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int, on_failure: str) -> dict:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     graph = chorded_ring(ranks) if graph_name == "chorded" else getattr(graphs, graph_name)(ranks)
     model, optimizer = learner()
-    gossip = Gossip(model, graph, mixer, on_loss=on_loss, timeout_seconds=60)
+    gossip = Gossip(model, graph, mixer, on_failure=on_failure, timeout_seconds=60)
     generator = torch.Generator().manual_seed(rank)
     judged = torch.randn(256, 10, generator=torch.Generator().manual_seed(99))
     losses, error = [], None
@@ -59,7 +59,7 @@ def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int
                 checksum = float(sum(p.double().sum() for p in model.parameters()))
         except RuntimeError as caught:
             error, distance, checksum = f"{type(caught).__name__}: {caught}", None, None
-    seen = {"losses": losses, "lost": gossip.lost, "distance": distance, "checksum": checksum, "error": error}
+    seen = {"losses": losses, "lost": gossip.dead, "distance": distance, "checksum": checksum, "error": error}
     gossip.close()
     return seen | {"weights": flat(model), "warnings": [str(w.message) for w in heard]}
 

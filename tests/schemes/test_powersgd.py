@@ -71,7 +71,7 @@ def by_the_book(target, q, p, sided):
 @pytest.mark.parametrize("sided", ["two", "one"])
 def test_with_memory_it_says_what_the_authors_form_says(sided):
     """On a fixed target of rank 6, at rank 2: every step's answer, and so how the error of the sum falls."""
-    target, scheme = low_rank(6), tw.parse(f"powersgd(factor_rank=2, sided='{sided}')")
+    target, scheme = low_rank(6), tw.scheme(f"powersgd(factor_rank=2, sided='{sided}')")
     simulation, first = tw.Simulation(scheme, workers=1), scheme.init("w", target, 0)
     q, p = first["q"][:2].mT, first.get("p", torch.zeros(2, 60))[:2].mT
     total, errors = torch.zeros_like(target), []
@@ -105,7 +105,7 @@ def test_the_error_memories_are_those_of_the_paper_and_of_the_package():
             if sided == "two":
                 said = mean
             else:
-                q = orthonormal(tw.parse("powersgd(factor_rank=2, sided='one')").init("w", tensor, 0)["q"][:2])
+                q = orthonormal(tw.scheme("powersgd(factor_rank=2, sided='one')").init("w", tensor, 0)["q"][:2])
                 said = tensor @ q.mT @ q
             torch.testing.assert_close(memory["w", "residual"], tensor - said)
 
@@ -185,7 +185,7 @@ def test_a_zero_gradient_does_not_cost_the_warm_start(sided):
 
 def test_the_factors_are_shared_state():
     for sided in ("two", "one"):
-        scheme = tw.parse(f"powersgd(sided='{sided}')")
+        scheme = tw.scheme(f"powersgd(sided='{sided}')")
         simulation = tw.Simulation(scheme, workers=3)
         for step in range(3):
             simulation.reduce([{"w": low_rank(20, seed=10 * worker + step)} for worker in range(3)])
@@ -293,4 +293,4 @@ def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
 )
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        tw.parse(f"powersgd({options})")
+        tw.scheme(f"powersgd({options})")

@@ -130,4 +130,4 @@ def test_images_learn():
 )
 def test_mistakes_are_named(spec, message):
     with pytest.raises(ValueError, match=message):
-        tw.parse(spec)
+        tw.scheme(spec)

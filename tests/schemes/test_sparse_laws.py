@@ -129,7 +129,7 @@ def test_ties_everywhere_go_to_the_first_and_feedback_gets_round_to_all(spec):
 @pytest.mark.parametrize("spec", ["topk", "regtopk", "randomk", "topkc(chunk=2)", "powersgd"])
 def test_the_knob_is_ordered(spec):
     """A higher level sends more bytes and loses less."""
-    levels = tw.parse(spec).knob.menu
+    levels = tw.scheme(spec).knob.menu
     given = [{"a": torch.randn(80, 90).cumsum(0)} for _ in range(2)]
     exact = (given[0]["a"] + given[1]["a"]) / 2
     sent, errors = [], []

@@ -43,7 +43,7 @@ def test_the_mean_is_of_what_each_worker_kept():
 @pytest.mark.parametrize("values, bytes_each", [("bf16", 2), ("fp16", 2), ("fp32", 4), ("fp64", 8)])
 def test_size_is_values_plus_places(values, bytes_each):
     layout = Layout.of([("a", (300, 100)), ("b", (70,))])
-    scheme = tw.parse(f"topk(density=0.01, values='{values}')")
+    scheme = tw.scheme(f"topk(density=0.01, values='{values}')")
     assert scheme.nbytes(layout, 0.01) == 301 * bytes_each + kernels.index_bytes(301, 30070)
 
 
@@ -51,7 +51,7 @@ def test_size_is_values_plus_places(values, bytes_each):
 def test_places_cost_little_more_than_their_entropy(density):
     """Bits per kept entry, from real payloads, against log2(n choose k) / k."""
     n = 1_000_000
-    scheme = tw.parse(f"topk(density={density})")
+    scheme = tw.scheme(f"topk(density={density})")
     k = round(density * n)
     payload = scheme.payload(Bucket.of(torch.randn(n)), density)
     bits = 8 * (payload.nbytes - 2 * k) / k
@@ -64,7 +64,7 @@ def test_lost_is_all_that_the_message_does_not_say(values, tolerance):
     x = torch.randn(500)
     bucket = Bucket.of(x.clone())
     lost = torch.full_like(x, torch.nan)
-    scheme = tw.parse(f"topk(density=0.1, values='{values}')")
+    scheme = tw.scheme(f"topk(density=0.1, values='{values}')")
     data = torch.empty(scheme.nbytes(bucket.layout, 0.1), dtype=torch.uint8)
     scheme.encode(Bucket(bucket.flat, bucket.layout, lost=lost), 0.1, data)
     said = torch.zeros(500)
@@ -76,14 +76,14 @@ def test_lost_is_all_that_the_message_does_not_say(values, tolerance):
 
 
 def test_quantised_values_are_rounded_independently_in_different_buckets():
-    scheme, layout = tw.parse("topk(density=1, values='qsgd(bits=1)')"), {}
+    scheme, layout = tw.scheme("topk(density=1, values='qsgd(bits=1)')"), {}
     for name in ("a", "b"):
         layout[name] = scheme.payload(Bucket.of(torch.linspace(-1, 1, 500), name), 1).data.clone()
     assert not torch.equal(layout["a"], layout["b"])
 
 
 def test_damaged_messages_raise():
-    scheme, layout = tw.parse("topk(density=0.1)"), Layout.of([("x", (100,))])
+    scheme, layout = tw.scheme("topk(density=0.1)"), Layout.of([("x", (100,))])
     data = scheme.payload(Bucket.of(torch.randn(100)), 0.1).data
     out = torch.zeros(100)
     with pytest.raises(ValueError, match="10 of 100 entries"):
@@ -111,4 +111,4 @@ def test_damaged_messages_raise():
 )
 def test_mistakes_are_named(spec, message):
     with pytest.raises(ValueError, match=message):
-        tw.parse(spec)
+        tw.scheme(spec)

@@ -88,7 +88,7 @@ def test_workers_choose_alike_from_the_sum_alone():
     for worker in range(2):
         bucket = Bucket(torch.randn(1000), layout, workers=2, worker=worker)
         before = bucket.flat.clone()
-        talk = tw.parse("topkc(density=0.25, values='fp32')").converse(bucket, Memory(), 0.25)
+        talk = tw.scheme("topkc(density=0.25, values='fp32')").converse(bucket, Memory(), 0.25)
         first = next(talk)
         assert isinstance(first, Sum) and first.tensor.numel() == 16
         second = talk.send(norms.clone())

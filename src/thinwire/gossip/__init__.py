@@ -7,6 +7,6 @@ from thinwire.gossip.mixers.deepsqueeze import DeepSqueeze
 from thinwire.gossip.mixers.dpsgd import DPSGD
 from thinwire.gossip.mixers.powergossip import PowerGossip
 from thinwire.gossip.simulation import GossipSimulation
-from thinwire.gossip.transport import LostRank
+from thinwire.gossip.transport import DeadRank
 
-__all__ = ["DPSGD", "Choco", "DeepSqueeze", "Gossip", "GossipSimulation", "LostRank", "PowerGossip", "graphs"]
+__all__ = ["DPSGD", "Choco", "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "PowerGossip", "graphs"]

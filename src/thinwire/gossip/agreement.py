@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from thinwire.exchange.objects import all_gather_objects
 
-FIELDS = ("graph", "mixer", "seed", "on_loss", "model")
+FIELDS = ("graph", "mixer", "seed", "on_failure", "model")
 _DIGEST = 16
 _REFUSED = bytes(_DIGEST)  # in the place of a digest: this rank's arguments made no sense to it
 

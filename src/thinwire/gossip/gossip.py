@@ -17,7 +17,7 @@ from thinwire.gossip import graphs, mixers
 from thinwire.gossip.agreement import agree
 from thinwire.gossip.mixer import Mixer
 from thinwire.gossip.node import Node, parameters_of
-from thinwire.gossip.transport import LostRank, PointToPoint
+from thinwire.gossip.transport import DeadRank, PointToPoint
 
 FORMAT = 1
 _STEPS_COMPARED = 16  # of a graph that is a function of the step
@@ -42,7 +42,7 @@ class Gossip:
         graph: graphs.GraphLike | graphs.Varying,
         mixer: str | Mixer = "powergossip",
         *,
-        on_loss: str = "continue",
+        on_failure: str = "continue",
         timeout_seconds: float = 300.0,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
@@ -51,8 +51,8 @@ class Gossip:
         """Call it on every rank of `group`, with the same arguments.
 
         graph: a Graph, a networkx graph, a weight matrix, or a function of the step that gives one of these.
-        on_loss: what to do when a rank dies. "continue": the survivors go on without it, as long as they are
-            connected; "raise": raise LostRank.
+        on_failure: what to do when a rank dies. "continue": the survivors go on without it, as long as they are
+            connected; "stop": raise DeadRank.
         timeout_seconds: how long to wait for a neighbour that neither speaks nor dies before TimeoutError;
             longer than the slowest rank's step.
         transport: starts and counts what is sent; one of its own unless given.
@@ -76,7 +76,7 @@ class Gossip:
         self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
         self._mixing: Future[None] | None = None
         self._versions: list[int] = []
-        self._model, self._on_loss = model, on_loss
+        self._model, self._on_failure = model, on_failure
         given, mistake = None, None
         try:
             given = self._take(graph, mixer, seed)
@@ -93,8 +93,8 @@ class Gossip:
 
     def _take(self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int) -> dict[str, bytes]:
         """Make sense of the arguments; what must be the same on all ranks."""
-        if self._on_loss not in ("continue", "raise"):
-            raise ValueError(f"on_loss must be 'continue' or 'raise', got {self._on_loss!r}")
+        if self._on_failure not in ("continue", "stop"):
+            raise ValueError(f"on_failure must be 'continue' or 'stop', got {self._on_failure!r}")
         wire = self._connected()
         self.mixer = mixers.parse(mixer)
         self.graph = graphs.Schedule(graph, nodes=wire.ranks, mixer=self.mixer)
@@ -105,7 +105,7 @@ class Gossip:
             "graph": b"".join(self.graph.at(step).digest for step in steps),
             "mixer": self.mixer.spec.encode(),
             "seed": str(seed).encode(),
-            "on_loss": self._on_loss.encode(),
+            "on_failure": self._on_failure.encode(),
             "model": str([(s.name, s.shape) for s in self._node.layout.segments]).encode(),
         }
 
@@ -114,9 +114,9 @@ class Gossip:
         return self._node.step
 
     @property
-    def lost(self) -> list[int]:
-        """The ranks known to be lost."""
-        return sorted(self._connected().lost)
+    def dead(self) -> list[int]:
+        """The ranks known to be dead."""
+        return sorted(self._connected().dead)
 
     def mix(self) -> None:
         """Move the weights towards the neighbours'. Every rank calls it, before the optimizer's step."""
@@ -174,7 +174,7 @@ class Gossip:
             "wire_seconds": 0.0,  # waiting for neighbours
             "exposed_seconds": 0.0,  # training waiting in mix_end()
         }
-        return totals | self.ledger.totals() | {"steps": float(self.step), "ranks_lost": float(len(self.lost))}
+        return totals | self.ledger.totals() | {"steps": float(self.step), "ranks_dead": float(len(self.dead))}
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on, as tensors and plain types. Save it beside the rank's own model."""
@@ -220,7 +220,7 @@ class Gossip:
     def _talk(self) -> None:
         """The mixer's conversation, answered by the network."""
         wire, graph = self._connected(), self.graph.at(self.step)
-        weights = {j: w for j, w in graph.neighbours(wire.rank).items() if j not in wire.lost}
+        weights = {j: w for j, w in graph.neighbours(wire.rank).items() if j not in wire.dead}
         conversation = self._node.mixing(weights)
         answers, dense = None, len(weights) * self._node.flat.nbytes
         while True:
@@ -229,17 +229,17 @@ class Gossip:
                     messages = conversation.send(answers)  # type: ignore[arg-type]
             except StopIteration:
                 return
-            known = set(wire.lost)
+            known = set(wire.dead)
             answers = wire.exchange(messages)
-            self._go_on(graph, wire.lost - known)
+            self._go_on(graph, wire.dead - known)
             self.ledger.add(bytes_dense=dense)
             dense = 0  # exact gossip needs one message per neighbour and step
 
     def _mean(self, values: Tensor) -> Tensor:
         wire = self._connected()
-        known = set(wire.lost)
+        known = set(wire.dead)
         mean = wire.mean(values)
-        self._go_on(self.graph.at(self.step), wire.lost - known)
+        self._go_on(self.graph.at(self.step), wire.dead - known)
         return mean
 
     def _go_on(self, graph: graphs.Graph, gone: set[int]) -> None:
@@ -247,11 +247,11 @@ class Gossip:
         if not gone:
             return
         what = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, sorted(gone)))} lost in step {self.step}"
-        if self._on_loss == "raise":
-            raise LostRank(f"{what}; on_loss='continue' goes on without")
+        if self._on_failure == "stop":
+            raise DeadRank(f"{what}; on_failure='continue' goes on without")
         # One step of a varying graph says nothing about whether the survivors hang together over time.
-        if not self.graph.varying and not graph.survivors_connected(self.lost):
-            raise LostRank(f"{what}; without {self.lost} {graph.name} falls apart")
+        if not self.graph.varying and not graph.survivors_connected(self.dead):
+            raise DeadRank(f"{what}; without {self.dead} {graph.name} falls apart")
         warnings.warn(f"{what}: going on without", RuntimeWarning, stacklevel=2)
 
     def _end(self) -> None:

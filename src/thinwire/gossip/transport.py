@@ -16,7 +16,7 @@ from thinwire.exchange.collectives import Started, amounts
 from thinwire.exchange.transport import Transport
 
 
-class LostRank(RuntimeError):
+class DeadRank(RuntimeError):
     """A rank's connection broke, and the run cannot or shall not go on without it."""
 
 
@@ -31,7 +31,7 @@ class PointToPoint:
 
     def __init__(self, group: dist.ProcessGroup, *, timeout_seconds: float, transport: Transport):
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.lost: set[int] = set()
+        self.dead: set[int] = set()
         self._group = group
         self._timeout_seconds = timeout_seconds
         self._transport = transport
@@ -41,7 +41,7 @@ class PointToPoint:
 
     @property
     def survivors(self) -> list[int]:
-        return [rank for rank in range(self.ranks) if rank not in self.lost]
+        return [rank for rank in range(self.ranks) if rank not in self.dead]
 
     def exchange(self, messages: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Send every message (uint8) and hear an equally long one from the same rank.
@@ -65,7 +65,7 @@ class PointToPoint:
         started += [(rank, self._send(buffer, rank, tag)) for rank, buffer in outbox.items()]
         with self._transport.ledger.timed("wire_seconds"):
             broken = {rank for rank, work in started if not self._finished(rank, work)}
-        self.lost |= broken
+        self.dead |= broken
         heard = {rank: buffer for rank, buffer in inbox.items() if rank not in broken}
         for rank, buffer in heard.items():
             self._read_news(rank, buffer[sizes[rank] :])
@@ -74,7 +74,7 @@ class PointToPoint:
     def mean(self, values: Tensor) -> Tensor:
         """The mean of all survivors' values, the same bits on each.
 
-        1. Speak to everybody not known to be lost: all learn alike who is.
+        1. Speak to everybody not known to be dead: all learn alike who is.
         2. Up a binary tree of the survivors, adding; divide; down again.
         3. Vote: if a rank was lost on the way, some have no mean, so all begin again without it.
         """
@@ -119,7 +119,7 @@ class PointToPoint:
     def _with_news(self, rank: int, message: Tensor) -> Tensor:
         buffer = self._buffer(f"to {rank}", message.numel())
         buffer[: message.numel()].copy_(message)
-        bits = sum(1 << lost for lost in self.lost)
+        bits = sum(1 << rank for rank in self.dead)
         news = bytearray(bits.to_bytes(self._news_bytes, "little"))
         buffer[message.numel() :].copy_(torch.frombuffer(news, dtype=torch.uint8))
         return buffer
@@ -130,8 +130,8 @@ class PointToPoint:
             raise ValueError(f"rank {rank} tells of ranks past {self.ranks - 1}: its message is not gossip's")
         told = {lost for lost in range(self.ranks) if bits >> lost & 1}
         if self.rank in told:
-            raise LostRank(f"rank {self.rank} was given up: its connection to another rank broke")
-        self.lost |= told
+            raise DeadRank(f"rank {self.rank} was given up: its connection to another rank broke")
+        self.dead |= told
 
     def _receive(self, buffer: Tensor, rank: int, tag: int) -> Started | None:
         with suppress(RuntimeError):  # the connection was found broken before anything was started on it

@@ -46,7 +46,7 @@ def _rank(place: Place, order: Order) -> Any:
     with place.joined():
         # Rank 0 serves: it sends by no transport.
         transport = links.transport(network.parse(order.network), max(0, place.rank - 1), task.WORKERS, servers=1)
-        role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS, transport=transport)
+        role = join(servers=1, on_failure="stop", timeout_seconds=PATIENCE_SECONDS, transport=transport)
         if role.serves:
             return role.serve()
         assert role.exchange is not None

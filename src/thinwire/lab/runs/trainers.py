@@ -183,7 +183,7 @@ class Gossiping(Side):
         plan = desk.plan
         self.model = self.bare = desk.task.model()
         self._gossip = gossip.Gossip(
-            self.model, exchange.among(plan.workers), plan.scheme, on_loss="raise", timeout_seconds=PATIENCE_SECONDS,
+            self.model, exchange.among(plan.workers), plan.scheme, on_failure="stop", timeout_seconds=PATIENCE_SECONDS,
             seed=plan.seed, transport=desk.transport(),
         )  # fmt: skip
         self._optimizer = desk.task.optimizer(self.model.parameters())

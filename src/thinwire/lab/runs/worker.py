@@ -55,7 +55,12 @@ def main(place: Place, plan: Plan, barrier: Barrier) -> dict[str, float]:
         role = None
         if isinstance(exchange, topology.Server):
             down = "same" if exchange.staleness is not None else exchange.down
-            role = join(servers=exchange.servers, down=down or "same", lost="stop", timeout=launch.PATIENCE_SECONDS)
+            role = join(
+                servers=exchange.servers,
+                down=down or "same",
+                on_failure="stop",
+                timeout_seconds=launch.PATIENCE_SECONDS,
+            )
         counted = place.namespace is not None
         return _serve(desk, role, counted) if role and role.serves else _train(desk, role, place.say, counted)
 
