@@ -15,19 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.ddp import attach
 from thinwire.exchange.server.client import ParameterServer
-from thinwire.lab.network import links, network
+from thinwire.lab.network import links
+from thinwire.lab.network.network import parse_network
 from thinwire.lab.repro import _mqgrad_task as task
-from thinwire.lab.repro._mqgrad_task import Outcome
+from thinwire.lab.repro._mqgrad_task import ServedRun
 from thinwire.lab.runs import launch
 from thinwire.lab.runs.launch import Place
 from thinwire.server import join
 
-PATIENCE_SECONDS = 300.0
+SERVER_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """What every rank of a run is told."""
+    """The run to make, the same for every rank."""
 
     controller: str  # its spec
     seed: int
@@ -36,27 +37,27 @@ class Order:
     learnt: str | None = None  # where to write what the controller has learnt
 
 
-def train(order: Order, namespaces: Sequence[str] | None) -> Outcome:
+def run_served(order: Order, namespaces: Sequence[str] | None) -> ServedRun:
     """One run under one controller. `namespaces`: of the server and the workers, where links are shaped."""
-    served, (curve, levels, accuracy), *_ = launch.gather(_rank, 1 + task.WORKERS, order, namespaces=namespaces)
-    return Outcome(curve, levels, accuracy, served.get("controller_seconds", 0.0))
+    served, (curve, levels, accuracy), *_ = launch.on_ranks(_rank, 1 + task.WORKERS, order, namespaces=namespaces)
+    return ServedRun(curve, levels, accuracy, served.get("controller_seconds", 0.0))
 
 
 def _rank(place: Place, order: Order) -> Any:
     with place.joined():
-        role = join(servers=1, lost="stop", timeout=PATIENCE_SECONDS)
+        role = join(servers=1, lost="stop", timeout=SERVER_TIMEOUT_SECONDS)
         if role.serves:
             return role.serve()
         assert role.exchange is not None
         worker = role.exchange.worker
-        role.exchange.ledger = links.ledger(network.parse(order.network), worker, task.WORKERS, servers=1)
+        role.exchange.ledger = links.ledger(parse_network(order.network), worker, task.WORKERS, servers=1)
         return _train(order, role.exchange, role.workers)
 
 
 def _train(
     order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None
 ) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...], float] | None:
-    """Curve, levels and accuracy, on the first worker. Weights are judged after the run, off its clock."""
+    """Curve, levels and accuracy, on the first worker. Weights are evaluated after the run, off its clock."""
     model = DistributedDataParallel(task.network(order.seed), process_group=group)
     optimizer = task.optimizer(model)
     batches = task.batches(order.seed, exchange.worker)
@@ -76,12 +77,12 @@ def _train(
             loss.backward()
             optimizer.step()
             wire.observe(loss)
-            if step % task.JUDGED_EVERY == 0:
+            if step % task.EVALUATE_EVERY == 0:
                 seconds.append(time.perf_counter() - began)
                 snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach())
         if order.learnt is not None:
             wire.save_controller(order.learnt)
     if exchange.worker != 0:
         return None
-    losses, accuracy = task.judge(order.seed, snapshots)
+    losses, accuracy = task.evaluate(order.seed, snapshots)
     return tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy
