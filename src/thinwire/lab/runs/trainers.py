@@ -130,8 +130,10 @@ class DDPTrainer(Trainer):
         self._optimizer = context.task.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
         self.probe = Probe(self.bare, context.folder / "gradients", context.worker, plan.workers)
+        self._level = self.wire.level
 
     def begin(self) -> None:
+        self._level = self.wire.level  # the step's own: a controller may turn the knob as soon as it has ended
         self._optimizer.zero_grad()
 
     def end(self, loss: Tensor) -> None:
@@ -140,7 +142,7 @@ class DDPTrainer(Trainer):
         self._fall()
 
     def stats(self) -> dict[str, float]:
-        return self.wire.stats()
+        return self.wire.stats() | {"level": self._level}
 
     def close(self) -> None:
         self.wire.close()
