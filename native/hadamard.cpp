@@ -1,7 +1,7 @@
-// The randomised Hadamard rotation in place; what it is, is told in thinwire/kernels/reference/hadamard.py.
+// The randomised Hadamard rotation in place; what it is, is told in kernels/backends/reference/hadamard.py.
 //
 // A large block does not fit into the cache, so it is seen as a matrix: first its rows are rotated, which are contiguous
-// and short, then its columns, a panel of them at a time in a buffer. Strided groups are columns from the beginning.
+// and short, then its columns, a panel of them at a time in a buffer.
 #include "simd/hadamard.h"
 
 #include <algorithm>
@@ -23,21 +23,14 @@ class Rotation {
    public:
     Rotation(float* x, bool inverse, int threads) : loops_(hadamard_loops()), x_(x), inverse_(inverse), threads_(threads) {}
 
-    // All of [begin, begin + n) in groups of `size` entries, `stride` apart; n is a multiple of size * stride.
-    void rotate(index begin, index n, index size, index stride, Flip flip) const {
-        if (size == 1) stride = 1;  // single entries are only flipped
+    // All of [begin, begin + n) in blocks of `size` entries; n is a multiple of size.
+    void rotate(index begin, index n, index size, Flip flip) const {
         flip.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
-        const index reach = size * stride;  // the distances of the butterflies run from stride to reach / 2
-        index distance = stride;
-        bool first = true;
-        if (stride == 1) {
-            distance = std::min(size, longest_row);
-            rows(begin, n, distance, flip, !inverse_, inverse_ && distance == reach);
-            first = false;
-        }
-        for (; distance < reach; first = false) {
-            const index count = std::min(most_rows, reach / distance);
-            columns(begin, n, count, distance, flip, first && !inverse_, inverse_ && distance * count == reach);
+        index distance = std::min(size, longest_row);  // of the butterflies still to come
+        rows(begin, n, distance, flip, !inverse_, inverse_ && distance == size);
+        while (distance < size) {
+            const index count = std::min(most_rows, size / distance);
+            columns(begin, n, count, distance, flip, inverse_ && distance * count == size);
             distance *= count;
         }
     }
@@ -55,7 +48,7 @@ class Rotation {
         });
     }
 
-    void columns(index begin, index n, index count, index stride, const Flip& flip, bool before, bool after) const {
+    void columns(index begin, index n, index count, index stride, const Flip& flip, bool after) const {
         const index panels = (stride + panel_width - 1) / panel_width, items = n / (count * stride) * panels;
         const index share = (items + threads_ - 1) / threads_;
         std::vector<std::unique_ptr<float[]>> buffers(threads_);
@@ -65,7 +58,7 @@ class Rotation {
                 const index offset = item / panels * count * stride, column = item % panels * panel_width;
                 const Flip here = from(flip, offset);
                 loops_.columns(x_ + begin + offset, count, stride, column, std::min(column + panel_width, stride),
-                               before ? &here : nullptr, after ? &here : nullptr, buffers[first / share].get());
+                               after ? &here : nullptr, buffers[first / share].get());
             }
         });
     }
@@ -76,8 +69,8 @@ class Rotation {
     const int threads_;
 };
 
-void hadamard(address x, index n, address starts, index stretches, index block, index stride, address keys,
-              address counters, bool inverse, int threads) {
+void hadamard(address x, index n, address starts, index stretches, index block, address keys, address counters,
+              bool inverse, int threads) {
     const index* const bounds = at<const index>(starts);
     require(bounds[0] == 0 && bounds[stretches] == n && std::is_sorted(bounds, bounds + stretches + 1),
             "starts must ascend from 0 to the length of x");
@@ -85,15 +78,13 @@ void hadamard(address x, index n, address starts, index stretches, index block, 
     for (index stretch = 0; stretch < stretches; ++stretch) {
         index begin = bounds[stretch];
         const auto key = scrambled(at<const std::uint64_t>(keys)[stretch]);
-        const auto rotate = [&](index size, index apart) {
-            const index count = (bounds[stretch + 1] - begin) / (size * apart) * size * apart;
-            if (count == 0) return;
+        for (index size = block; size >= 1; size /= 2) {
+            const index count = (bounds[stretch + 1] - begin) / size * size;
+            if (count == 0) continue;
             const index counter = at<const index>(counters)[stretch] + begin - bounds[stretch];
-            rotation.rotate(begin, count, size, apart, {key, counter, 1.0f});
+            rotation.rotate(begin, count, size, {key, counter, 1.0f});
             begin += count;
-        };
-        rotate(block, stride);
-        for (index size = block; size >= 1; size /= 2) rotate(size, 1);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// Ascending indices below n in few bits; the format is told in thinwire/kernels/reference/indices.py. The decoder
+// Ascending indices below n in few bits; the format is told in kernels/backends/reference/indices.py. The decoder
 // believes nothing: it checks sizes, counts, order and padding, and stays inside its buffers whatever the bytes say.
 #include <algorithm>
 #include <bit>

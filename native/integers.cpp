@@ -1,4 +1,4 @@
-// Packed narrow integers: pack, unpack, add, add with saturation.
+// Packed narrow integers: pack, add, add with saturation.
 #include "simd/integers.h"
 
 #include "common.h"
@@ -25,7 +25,7 @@ void pack_ints(address values, index n, int width, address out, index bytes, int
 }
 
 template <Into into>
-void unpack_ints(address data, index bytes, int width, address out, index n, int threads) {
+void add_ints(address data, index bytes, int width, address out, index n, int threads) {
     check(n, width, bytes);
     const auto loop = integer_loops().unpack;
     parallel_for(n, grain, threads, [&](index begin, index end) {
@@ -37,9 +37,8 @@ void unpack_ints(address data, index bytes, int width, address out, index n, int
 
 void bind_integers(nb::module_& m) {
     m.def("pack_ints", pack_ints, without_gil());
-    m.def("unpack_ints", unpack_ints<Into::replace>, without_gil());
-    m.def("add_packed", unpack_ints<Into::add>, without_gil());
-    m.def("add_packed_saturating", unpack_ints<Into::add_saturating>, without_gil());
+    m.def("add_packed", add_ints<Into::add>, without_gil());
+    m.def("add_packed_saturating", add_ints<Into::add_saturating>, without_gil());
 }
 
 }  // namespace thinwire

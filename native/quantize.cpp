@@ -76,11 +76,11 @@ void quantize_uniform(address x, index n, address starts, index stretches, index
            });
 }
 
-void dequantize_uniform(address codes, index code_bytes, address starts, index stretches, index block, int bits,
-                        address radius, index radii, float weight, bool add, address out, index n, int threads) {
-    const auto loop = quantize_loops().uniform_value;
+void dequantize_uniform_add(address codes, index code_bytes, address starts, index stretches, index block, int bits,
+                            address radius, index radii, float weight, address out, index n, int threads) {
+    const auto loop = quantize_loops().uniform_add;
     decode(codes, code_bytes, {starts, stretches, block, radius, radii}, bits, weight, out, n, threads,
-           [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, add, to); });
+           [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, to); });
 }
 
 void quantize_levels(address x, index n, address starts, index stretches, index block, int bits, address level,
@@ -108,7 +108,7 @@ void dequantize_levels(address codes, index code_bytes, address starts, index st
 
 void bind_quantize(nb::module_& m) {
     m.def("quantize_uniform", quantize_uniform, without_gil());
-    m.def("dequantize_uniform", dequantize_uniform, without_gil());
+    m.def("dequantize_uniform_add", dequantize_uniform_add, without_gil());
     m.def("quantize_levels", quantize_levels, without_gil());
     m.def("dequantize_levels", dequantize_levels, without_gil());
 }

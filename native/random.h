@@ -1,4 +1,4 @@
-// The counter-based generator's keys; see thinwire/kernels/reference/random.py.
+// The counter-based generator's keys; see kernels/backends/reference/draws.py.
 #pragma once
 #include <cstdint>
 

@@ -17,11 +17,12 @@ LAYERS = [
     {"schemes"},
     {"control"},
     {"exchange"},
-    {"ddp", "gossip", "server", "checkpoint", "steering"},
+    {"checkpoint", "reducer", "steering"},
+    {"ddp", "gossip", "server"},
     {"lab"},
     {"cli", "__init__"},
 ]
-NETWORK = {"exchange", "gossip", "ddp", "server", "lab"}
+NETWORK = {"exchange", "gossip", "reducer", "ddp", "server", "lab"}
 
 
 def modules():

@@ -115,8 +115,7 @@ void blocks(float* x, index n, index size, const Flip* before, const Flip* after
     }
 }
 
-void columns(float* x, index size, index stride, index begin, index end, const Flip* before, const Flip* after,
-             float* buffer) {
+void columns(float* x, index size, index stride, index begin, index end, const Flip* after, float* buffer) {
     const index used = end - begin;
     for (index row = 0; row < size; ++row) {
         // Rows lie on different pages, where the processor does not prefetch by itself.
@@ -127,7 +126,6 @@ void columns(float* x, index size, index stride, index begin, index end, const F
         float* to = buffer + row * panel_width;
         __builtin_memcpy(to, x + row * stride + begin, used * sizeof(float));
         __builtin_memset(to + used, 0, (panel_width - used) * sizeof(float));
-        if (before) flip(to, used, *before, row * stride + begin);
     }
     passes(buffer, size * panel_width, panel_width, size * panel_width);
     for (index row = 0; row < size; ++row) {

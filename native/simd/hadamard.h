@@ -5,7 +5,7 @@
 
 namespace thinwire {
 
-constexpr index panel_width = 32;  // columns that a strided rotation takes through the cache at once
+constexpr index panel_width = 32;  // columns that go through the cache at once
 
 // Entry i is multiplied by +scale or -scale, as bit (counter + i) of the (scrambled) key's random stream says.
 struct Flip {
@@ -19,8 +19,7 @@ struct HadamardLoops {
     void (*blocks)(float* x, index n, index size, const Flip* before, const Flip* after);
     // Columns [begin, end), at most panel_width of them, of a row-major matrix of `size` rows and `stride` columns: each
     // is one block. `buffer` holds size * panel_width entries.
-    void (*columns)(float* x, index size, index stride, index begin, index end, const Flip* before, const Flip* after,
-                    float* buffer);
+    void (*columns)(float* x, index size, index stride, index begin, index end, const Flip* after, float* buffer);
 };
 
 THINWIRE_LOOPS(HadamardLoops, hadamard_loops)

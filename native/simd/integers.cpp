@@ -62,7 +62,6 @@ template <int W, Into into>
 inline void put(const int32_t* values, int count, int32_t* out) {
     constexpr int32_t most = static_cast<int32_t>((1u << (W - 1)) - 1);
     for (int k = 0; k < count; ++k) {
-        if (into == Into::replace) out[k] = values[k];
         if (into == Into::add) out[k] = static_cast<int32_t>(static_cast<uint32_t>(out[k]) + static_cast<uint32_t>(values[k]));
         if (into == Into::add_saturating) {
             // What is further out than `far` stays beyond `most` whatever is added: the sum then fits into 32 bits.
@@ -99,7 +98,6 @@ void unpack_into(const uint8_t* in, index n, int32_t* out) {
 template <int W>
 void unpack_width(const uint8_t* in, index n, Into into, int32_t* out) {
     switch (into) {
-        case Into::replace: return unpack_into<W, Into::replace>(in, n, out);
         case Into::add: return unpack_into<W, Into::add>(in, n, out);
         case Into::add_saturating: return unpack_into<W, Into::add_saturating>(in, n, out);
     }

@@ -4,7 +4,7 @@
 
 namespace thinwire {
 
-enum class Into { replace, add, add_saturating };  // what unpacked integers do to `out`
+enum class Into { add, add_saturating };  // what unpacked integers do to `out`
 
 struct IntegerLoops {
     // False if one of the values does not fit into `width` bits.

@@ -9,7 +9,7 @@ namespace {
 using std::uint32_t;
 using std::uint8_t;
 
-// See reference/random.py.
+// See reference/draws.py.
 inline f32 unit(u32 x) {
     x = (x ^ (x >> 16)) * 0x21F0AAAD;
     x = (x ^ (x >> 15)) * 0x735A2D97;
@@ -199,21 +199,16 @@ void decode_run(const Rule& rule, const uint8_t* in, index n, float* out) {
     });
 }
 
-template <class Rule>
-void decode_by(const Rule& rule, const uint8_t* in, index n, bool add, float* out) {
-    add ? decode_run<true>(rule, in, n, out) : decode_run<false>(rule, in, n, out);
-}
-
-void uniform_value(const uint8_t* in, index n, int bits, float range, bool add, float* out) {
+void uniform_add(const uint8_t* in, index n, int bits, float range, float* out) {
     switch (bits) {
-        case 1: return decode_by(Uniform<1>(range), in, n, add, out);
-        case 2: return decode_by(Uniform<2>(range), in, n, add, out);
-        case 3: return decode_by(Uniform<3>(range), in, n, add, out);
-        case 4: return decode_by(Uniform<4>(range), in, n, add, out);
-        case 5: return decode_by(Uniform<5>(range), in, n, add, out);
-        case 6: return decode_by(Uniform<6>(range), in, n, add, out);
-        case 7: return decode_by(Uniform<7>(range), in, n, add, out);
-        case 8: return decode_by(Uniform<8>(range), in, n, add, out);
+        case 1: return decode_run<true>(Uniform<1>(range), in, n, out);
+        case 2: return decode_run<true>(Uniform<2>(range), in, n, out);
+        case 3: return decode_run<true>(Uniform<3>(range), in, n, out);
+        case 4: return decode_run<true>(Uniform<4>(range), in, n, out);
+        case 5: return decode_run<true>(Uniform<5>(range), in, n, out);
+        case 6: return decode_run<true>(Uniform<6>(range), in, n, out);
+        case 7: return decode_run<true>(Uniform<7>(range), in, n, out);
+        case 8: return decode_run<true>(Uniform<8>(range), in, n, out);
     }
 }
 
@@ -241,6 +236,11 @@ struct ManyValues {
     float range;
 };
 
+template <class Rule>
+void decode_by(const Rule& rule, const uint8_t* in, index n, bool add, float* out) {
+    add ? decode_run<true>(rule, in, n, out) : decode_run<false>(rule, in, n, out);
+}
+
 void levels_value(const uint8_t* in, index n, int bits, const float* level, float range, bool add, float* out) {
     switch (bits) {
         case 1: return decode_by(FewValues<1>(level, range), in, n, add, out);
@@ -256,6 +256,6 @@ void levels_value(const uint8_t* in, index n, int bits, const float* level, floa
 
 }  // namespace
 
-const QuantizeLoops quantize_loops = {uniform, levels, uniform_value, levels_value};
+const QuantizeLoops quantize_loops = {uniform, levels, uniform_add, levels_value};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

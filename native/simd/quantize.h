@@ -4,7 +4,7 @@
 
 namespace thinwire {
 
-// The draws of consecutive elements; see reference/random.py. Not random: every draw is 1/2.
+// The draws of consecutive elements; see reference/draws.py. Not random: every draw is 1/2.
 struct Draws {
     bool random;
     std::uint32_t first, step;  // the affine walk: element i has the word hash(first + i * step)
@@ -33,7 +33,7 @@ struct QuantizeLoops {
     void (*levels)(const float* x, index n, int bits, const LevelTable& table, float range, Draws draws,
                    std::uint8_t* out, float* lost);
     // `range` has the weight in it.
-    void (*uniform_value)(const std::uint8_t* codes, index n, int bits, float range, bool add, float* out);
+    void (*uniform_add)(const std::uint8_t* codes, index n, int bits, float range, float* out);
     void (*levels_value)(const std::uint8_t* codes, index n, int bits, const float* level, float range, bool add,
                          float* out);
 };

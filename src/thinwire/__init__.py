@@ -16,7 +16,7 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
 from thinwire.gossip import DPSGD, Choco, DeepSqueeze, Gossip, GossipSimulation, LostRank, PowerGossip, graphs
 from thinwire.schemes import parse
-from thinwire.schemes.cast import BF16, FP16, FP32
+from thinwire.schemes.cast import BF16, FP16, FP32, FP64
 from thinwire.schemes.eden import EDEN
 from thinwire.schemes.natural import Natural
 from thinwire.schemes.nq import NQ
@@ -42,6 +42,7 @@ __all__ = [
     "EDEN",
     "FP16",
     "FP32",
+    "FP64",
     "NQ",
     "QSGD",
     "THC",

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from thinwire.ddp import Wire
+    from thinwire.reducer import Reducer
 
 FORMAT = 1
 State = dict[str, dict[str, Tensor]]
@@ -35,7 +35,7 @@ def part(worker: int) -> str:
     return f"worker{worker:04d}"
 
 
-def save(wire: Wire, workers: int | None = None) -> dict[str, Any]:
+def save(wire: Reducer, workers: int | None = None) -> dict[str, Any]:
     """This worker's state; with `workers`, an empty one with the parts of so many workers, to be filled by a loader."""
     shared, own = _divide(wire)
     parts = {part(wire.exchange.worker): own}
@@ -48,7 +48,7 @@ def save(wire: Wire, workers: int | None = None) -> dict[str, Any]:
         "step": wire.step,
         "seed": wire.seed,
         "shared": shared,
-        "ledger": wire.exchange.ledger.totals(),
+        "ledger": wire.exchange.transport.ledger.totals(),
         "steering": wire.steering.state_dict() if wire.steering else {},
         "exchange": wire.exchange.state_dict(),
         **parts,
@@ -68,7 +68,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def load(wire: Wire, state: Mapping[str, Any]) -> None:
+def load(wire: Reducer, state: Mapping[str, Any]) -> None:
     """Take a saved state, or raise ValueError and change nothing."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise ValueError(f"not a thinwire state of format {FORMAT}: {_describe(state)}")
@@ -91,7 +91,7 @@ def load(wire: Wire, state: Mapping[str, Any]) -> None:
     if wire.steering is not None and state.get("steering"):
         wire.steering.load_state_dict(state["steering"])
     wire.exchange.load_state_dict(dict(state.get("exchange", {})))
-    wire.exchange.ledger.load({key: float(value) for key, value in state["ledger"].items()})
+    wire.exchange.transport.ledger.load({key: float(value) for key, value in state["ledger"].items()})
 
 
 def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: int) -> State:
@@ -111,7 +111,7 @@ def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: i
     return taken
 
 
-def _divide(wire: Wire) -> tuple[State, State]:
+def _divide(wire: Reducer) -> tuple[State, State]:
     shared: State = {}
     own: State = {}
     for (name, key), tensor in wire.memory.items():

@@ -12,16 +12,24 @@ from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 
 from thinwire.core.scheme import Scheme
-from thinwire.exchange.codecs import CASTS, codec_of
 from thinwire.exchange.objects import all_gather_objects
 from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.server.loop import Server
 from thinwire.exchange.server.pushpull import PushPull
 from thinwire.exchange.server.weights import MakeOptimizer, SharedWeights
+from thinwire.exchange.transport import Transport
+from thinwire.schemes import codec
 
 
-def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: float = 300.0) -> Role:
+def join(
+    *,
+    servers: int = 1,
+    down: str = "same",
+    lost: str = "drop",
+    timeout: float = 300.0,
+    transport: Transport | None = None,
+) -> Role:
     """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
 
     down: how means come back to the workers; see `ParameterServer`.
@@ -29,6 +37,7 @@ def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: f
         which restarts the whole group, so that nobody runs past the checkpoint that the others resume from).
     timeout: a worker that keeps the others waiting for so many seconds is lost. It must be longer than the longest
         pause that one worker makes alone, such as saving a checkpoint.
+    transport: starts and counts what a worker sends; one of its own unless given.
     """
     if not dist.is_initialized():
         raise ValueError("join() divides the ranks of a job: call torch.distributed.init_process_group first")
@@ -58,7 +67,9 @@ def join(*, servers: int = 1, down: str = "same", lost: str = "drop", timeout: f
         for server in range(servers)
     ]
     assert workers is None or isinstance(workers, dist.ProcessGroup)
-    return Role(workers, ParameterServer(own, ranks[servers:], worker, down=down), {}, lost, timeout)
+    return Role(
+        workers, ParameterServer(own, ranks[servers:], worker, down=down, transport=transport), {}, lost, timeout
+    )
 
 
 @dataclass(frozen=True)
@@ -111,15 +122,12 @@ class ServerOptimizer:
     ) -> None:
         if role.exchange is None:
             raise ValueError("this rank serves; only workers have a ServerOptimizer")
-        if down not in CASTS:
-            raise ValueError(f"weights come back as one of {', '.join(CASTS)}, got {down!r}")
-        self._pushpull = PushPull(role.exchange, list(_trained(model)), codec_of(scheme), CASTS[down].dtype, seed)
+        casts = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+        if down not in casts:
+            raise ValueError(f"weights come back as one of {', '.join(casts)}, got {down!r}")
+        self._pushpull = PushPull(role.exchange, list(_trained(model)), codec(scheme), casts[down], seed)
         self.exchange = role.exchange
         self._pushpull.pull(first=True)
-
-    @property
-    def step_number(self) -> int:
-        return self._pushpull.step
 
     def zero_grad(self) -> None:
         for _, parameter in self._pushpull.parameters:
@@ -135,7 +143,7 @@ class ServerOptimizer:
 
     def stats(self) -> dict[str, float]:
         """Totals: bytes, messages, seconds, steps."""
-        return self.exchange.ledger.totals() | {
+        return self.exchange.transport.ledger.totals() | {
             "steps": float(self._pushpull.step), "workers": float(self.exchange.workers),
         }  # fmt: skip
 

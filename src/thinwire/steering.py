@@ -1,8 +1,9 @@
 """Steering: a controller's place in a training loop. Gathers what it may see, asks it when due, keeps its level.
 
-The question goes through the lane right after the last bucket of a step, so it travels while the next forward pass
-runs; the lane answers it before it starts the next step's first bucket. So all workers change level at the same step,
-and training waits for the controller only if the controller is slower than a forward pass.
+A decision is a conversation: the sum of what all workers saw, the same `decide` on every worker, and the largest of
+their levels, so that processors which compute unlike cannot part. It goes through the lane right after the last bucket
+of a step, so it travels while the next forward pass runs; the lane ends it before it starts the next step's first
+bucket. So all workers change level at the same step, and training waits only for what is slower than a forward pass.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,87 +21,77 @@ from torch import Tensor
 from thinwire import control
 from thinwire.control import Controller, Observation
 from thinwire.control.controller import WINDOW
-from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
-from thinwire.core.scheme import Conversation, Scheme
-from thinwire.exchange.exchange import Exchange
-from thinwire.exchange.lane import Job, Rounds
+from thinwire.core.request import Max, Sum
+from thinwire.core.scheme import Conversation, Scheme, Wrapper
+from thinwire.exchange.exchange import Exchange, drive
+from thinwire.exchange.lane import Job
 
 
 class Steering:
-    """One worker's side of the controller. `level` changes on the lane only, between two steps."""
+    """One worker's controller. `level` changes on the lane only, between two steps."""
 
     def __init__(self, controller: str | Controller, scheme: Scheme) -> None:
         self.controller = control.parse(controller)
         if scheme.knob is None:
             raise ValueError(f"{scheme.name} has no knob for a controller to turn")
-        self._menu = self.controller.menu(scheme.knob.menu)
-        self.controller.start(self._menu)
-        self.level = self.controller.first(scheme.level, self._menu)
+        menu = self.controller.menu(scheme.knob.menu)
+        self.controller.start(menu)
+        self.level = self.controller.first(scheme.level, menu)
+        self.due = False  # the step under way is the last before a decision: measure it
+        self.squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}  # of the norms in that step
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
         self._began = time.perf_counter()
         self._bytes = 0.0
-        self._due = False  # the step under way is the last before a decision: measure it
-        self._squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}
         self._job: Job | None = None
 
     def observe(self, loss: float | Tensor) -> None:
         self._observed.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
 
     def end_step(self, step: int, exchange: Exchange) -> None:
-        """After a step: when due, send what was seen to the controller. Raises what the last question met."""
+        """After a step: when due, decide. Raises what the last decision met."""
         if self._job is not None and self._job.ended:
             failed, self._job = self._job.error, None
             if failed is not None:
                 raise RuntimeError(f"the controller could not decide: {failed}") from failed
         if step % self.controller.interval == 0:
-            self._ask(step, exchange)
-        self._due = (step + 1) % self.controller.interval == 0
+            self._begin_decision(step, exchange)
+        self.due = (step + 1) % self.controller.interval == 0
 
-    def converse(self, scheme: Scheme, bucket: Bucket, memory: Memory) -> Conversation:
-        """The scheme's conversation at the level in use; in the last step before a decision, with its norms taken."""
-        if not self._due:
-            return scheme.converse(bucket, memory, self.level)
-        return self._measure(scheme, bucket, memory)
-
-    def _measure(self, scheme: Scheme, bucket: Bucket, memory: Memory) -> Conversation:
-        flat = bucket.flat
-        lost = bucket.lost
-        if lost is None:
-            lost = bucket.scratch.take("measured-lost", flat.numel(), flat.dtype, flat.device)
-        given = _square(flat)
-        mean = yield from scheme.converse(replace(bucket, lost=lost), memory, self.level)
-        self._squares["given"] += given
-        self._squares["mean"] += _square(mean)
-        self._squares["lost"] += _square(lost)
-        return mean
-
-    def _ask(self, step: int, exchange: Exchange) -> None:
+    def _begin_decision(self, step: int, exchange: Exchange) -> None:
         if self.controller.needs_loss and not self._observed:
             raise ValueError(f"{self.controller.name} decides by the loss: call wire.observe(loss) after every step")
         observed, self._observed = self._observed, []
         now, interval = time.perf_counter(), self.controller.interval
         seconds, self._began = (now - self._began) / interval, now
-        sent = exchange.ledger.totals().get("bytes_sent", 0.0)
+        sent = exchange.transport.ledger.totals().get("bytes_sent", 0.0)
         nbytes, self._bytes = (sent - self._bytes) / interval, sent
-        squares, self._squares = self._squares, dict.fromkeys(self._squares, 0.0)
-        lane = exchange.lane
-        assert lane is not None
+        squares, self.squares = self.squares, dict.fromkeys(self.squares, 0.0)
 
-        def talk(scratch: Scratch) -> Rounds:
+        def see() -> Observation:
             losses = [float(loss) for loss in observed]
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
-            seen = Observation(
+            return Observation(
                 step, self.level, seconds, nbytes, math.sqrt(squares["mean"]),
                 squares["lost"] / squares["given"] if squares["given"] else math.nan, tuple(self._history),
             )  # fmt: skip
-            numbers = torch.tensor(seen.numbers(), dtype=torch.float64)
-            answer = yield from exchange.consult(self.controller, self._menu, numbers, scratch)
-            self.level = float(answer)
-            return answer
 
-        self._job = lane.submit(talk, last=True, done=lambda error: None)
+        lane = exchange.lane
+        assert lane is not None
+        self._job = lane.submit(
+            lambda scratch: drive(self._decide(see, exchange), exchange, scratch), last=True, done=lambda error: None
+        )
+
+    def _decide(self, see: Callable[[], Observation], exchange: Exchange) -> Conversation:
+        workers, numbers = exchange.workers, see().numbers()
+        total = yield Sum(torch.tensor(numbers, dtype=torch.float64, device=exchange.device))
+        with exchange.transport.ledger.timed("controller_seconds"):
+            level = self.controller.decide(Observation.of((total / workers).tolist()))
+        agreed = yield Max(torch.tensor([level], dtype=torch.float64, device=exchange.device))
+        self.level = float(agreed)
+        return agreed
 
     def settle(self) -> None:
         """Wait for the decision under way, so that what is saved next is the state between two steps."""
@@ -126,6 +117,29 @@ class Steering:
         self.level = float(state["level"])
         self._history = deque(state["history"], WINDOW)
         self._observed = list(state["observed"])
+
+
+@dataclass(frozen=True)
+class Measured(Wrapper):
+    """A scheme whose norms are taken, for the controller, in the last step before a decision."""
+
+    steering: Steering
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        if not self.steering.due:
+            return self.scheme.converse(bucket, memory, level)
+        return self._measure(bucket, memory, level)
+
+    def _measure(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        flat = bucket.flat
+        lost = bucket.spare
+        if lost is None:
+            lost = bucket.scratch.take("measured-lost", flat.numel(), flat.dtype, flat.device)
+        given = _square(flat)
+        mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
+        for key, square in (("given", given), ("mean", _square(mean)), ("lost", _square(lost))):
+            self.steering.squares[key] += square
+        return mean
 
 
 def _square(tensor: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The direct by itself, on a group that is made up."""
+"""The direct way by itself, on a group that is made up."""
 
 from datetime import timedelta
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from thinwire.core.ledger import Ledger
 from thinwire.exchange.direct import Direct
+from thinwire.exchange.transport import Transport
 from thinwire.schemes import parse
 
 
@@ -27,6 +27,9 @@ class Group:
     def __init__(self, lost=None, refused=None):
         self.log, self.sums, self.started, self.lost, self.refused = [], [], 0, lost, refused
 
+    def size(self):
+        return 2
+
     def allreduce(self, tensors, op):
         number, self.started = self.started, self.started + 1
         if number == self.refused:
@@ -38,7 +41,7 @@ class Group:
 
 
 def direct_on(group, spec="fp32"):
-    return Direct(group, 2, parse(spec), Ledger())
+    return Direct(group, parse(spec), Transport())
 
 
 def step(direct, group, buckets=3):
@@ -63,7 +66,7 @@ def test_all_sums_are_on_the_wire_before_the_first_is_waited_for():
     ]  # fmt: skip
     assert told == [(0, None), (1, None), (2, None)]
     assert all(torch.equal(tensor, torch.full((4,), float(i + 1))) for i, tensor in enumerate(tensors))
-    totals = direct._ledger.totals()
+    totals = direct._transport.ledger.totals()
     assert (totals["messages"], totals["bytes_given"], totals["bytes_dense"], totals["bytes_sent"]) == (3, 48, 48, 48)
     assert totals["exposed_seconds"] == pytest.approx(totals["encode_seconds"] + totals["wire_seconds"])
 
@@ -77,7 +80,7 @@ def test_what_is_cast_stays_in_the_buckets_own_memory(given):
     direct.mean(bucket, last=True, done=lambda error: None)
     assert group.sums == [(bucket.data_ptr(), torch.float16, 1001)]
     assert torch.equal(bucket, expected.to(given))
-    totals = direct._ledger.totals()
+    totals = direct._transport.ledger.totals()
     assert (totals["bytes_given"], totals["bytes_dense"]) == (2002, 1001 * given.itemsize)
 
 
@@ -94,7 +97,7 @@ def test_every_bucket_is_told_once_and_nothing_is_sent_after_a_failure(group, to
     assert step(direct, group)[0] == told
     assert len(direct._abandoned) == abandoned, "the group's thread must not be the last to hold a work"
     started = group.started
-    assert direct._ledger.totals()["messages"] == booked, "what was started was sent, whatever became of it"
+    assert direct._transport.ledger.totals()["messages"] == booked, "what was started was sent, whatever became of it"
     error = told[-1][1]
     assert step(direct, group)[0] == [(0, error), (1, error), (2, error)]
     assert group.started == started
@@ -105,7 +108,7 @@ def test_works_of_casts_are_held_for_a_step_and_hold_no_bucket():
     beside its second ones: the whole model once more.
     """
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
-    direct, before = Direct(group, 1, parse("fp16"), Ledger()), []
+    direct, before = Direct(group, parse("fp16"), Transport()), []
     for _ in range(2):
         buckets = [torch.ones(size) for size in (1, 2, 3)]
         for bucket in buckets:

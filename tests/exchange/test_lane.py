@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from thinwire.core.ledger import Ledger
 from thinwire.exchange.lane import Threaded
+from thinwire.exchange.transport import Transport
 
 
 class Buffer:
@@ -23,7 +23,7 @@ def _talk(buffer, go_on, scratch):
 
 def test_an_idle_lane_holds_no_buffer():
     """DDP makes its buckets anew after the first step: were the old ones held, there would be two of each."""
-    lane, buffer, go_on = Threaded(None, 1, Ledger(), "test"), Buffer(), threading.Event()
+    lane, buffer, go_on = Threaded(Transport(), "test"), Buffer(), threading.Event()
     alive = weakref.ref(buffer)
     job = lane.submit(partial(_talk, buffer, go_on), last=True, done=lambda error: None)
     assert not job.wait(0.01) and not job.ended

@@ -11,8 +11,7 @@ import thinwire as tw
 from helpers.models import digest, mlp
 from helpers.training import loss_of
 from helpers.world import run_world
-from thinwire.core.bucket import Layout
-from thinwire.exchange.codecs import CASTS
+from thinwire.core.layout import Layout
 from thinwire.exchange.server.frames import Kind, Push
 from thinwire.exchange.server.peers import Incoming
 from thinwire.exchange.server.weights import Gradient, SharedWeights
@@ -72,7 +71,7 @@ class Game:
     """SharedWeights, driven by hand: who may go on after which pushes."""
 
     def __init__(self, workers, staleness):
-        self.operation = Gradient(((CASTS["fp32"], Layout.of([("w", (4,))])),), "float32")
+        self.operation = Gradient(((tw.FP32(), Layout.of([("w", (4,))])),), "float32")
         self.shared = SharedWeights(lambda weights: torch.optim.SGD(weights, lr=1.0), staleness)
         self.present = list(range(workers))
         for worker in self.present:
@@ -146,7 +145,7 @@ class Clock:
     def __init__(self, staleness):
         self.net = mlp(seed=3)
         weights = nn.utils.parameters_to_vector(self.net.parameters()).detach()
-        self.operation = Gradient(((CASTS["fp32"], Layout.of([("w", tuple(weights.shape))])),), "float32")
+        self.operation = Gradient(((tw.FP32(), Layout.of([("w", tuple(weights.shape))])),), "float32")
         self.shared = SharedWeights(momentum, staleness)
         for worker in range(len(SPEEDS)):
             self._push(worker, Kind.WEIGHTS, weights if worker == 0 else None)

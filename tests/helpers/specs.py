@@ -31,7 +31,8 @@ BUCKETWISE = ("regtopk", "topk", "topkc")
 
 
 def every_spec() -> list[str]:
-    return [spec for name in registry() for spec in (name, *VARIANTS.get(name, ()))]
+    own = [name for name, scheme in registry().items() if scheme.__module__.startswith("thinwire.schemes.")]
+    return [spec for name in own for spec in (name, *VARIANTS.get(name, ()))]
 
 
 def saturates(spec: str) -> bool:

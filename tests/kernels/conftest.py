@@ -1,21 +1,29 @@
-"""Every kernel test runs once per instruction set of this processor."""
+"""Every law runs on every backend: on the reference, and on the compiled kernels once per instruction set."""
 
 import pytest
+import torch
 
-from thinwire.kernels import native
+from thinwire.kernels import native, reference
+
+# That there are any, test_native asserts: no law may vanish unseen.
+INSTRUCTION_SETS = native.module().instruction_sets() if native.module() else []
 
 
-def pytest_generate_tests(metafunc):
-    if "instructions" in metafunc.fixturenames:
-        module = native.module()
-        metafunc.parametrize("instructions", module.instruction_sets() if module else [], indirect=True)
+@pytest.fixture(params=["reference", *(f"native {name}" for name in INSTRUCTION_SETS)])
+def backend(request):
+    """A module with the operations, which do not check their arguments."""
+    if request.param == "reference":
+        yield reference
+        return
+    before = native.module().instruction_set()
+    native.module().use_instruction_set(request.param.removeprefix("native "))
+    yield native
+    native.module().use_instruction_set(before)
 
 
 @pytest.fixture
-def instructions(request):
-    """The native kernels, on one instruction set."""
-    module = native.module()
-    before = module.instruction_set()
-    module.use_instruction_set(request.param)
-    yield module
-    module.use_instruction_set(before)
+def threads():
+    """Sets the number of threads; after the test it is what it was."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

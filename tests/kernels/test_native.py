@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thinwire import kernels
-from thinwire.kernels import native
+from thinwire.kernels import backends, native
 
 
 def test_native_kernels_run():
@@ -14,22 +14,12 @@ def test_native_kernels_run():
     assert native.status() == f"native kernels, {native.module().instruction_set()}"
 
 
-def test_float32_takes_the_native_kernels(monkeypatch):
-    """Without the references: what still works is native."""
-    monkeypatch.delattr("thinwire.kernels.reference.quantize.quantize_uniform")
-    monkeypatch.delattr("thinwire.kernels.reference.statistics.block_statistics")
-    x, starts, radius = torch.randn(100), torch.tensor([0, 100]), torch.zeros(1)
-    kernels.block_absmax(x, starts, 0, radius)
-    codes, counters = torch.zeros(50, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-    kernels.quantize_uniform(x, starts, 0, 4, radius, keys=None, counters=counters, out=codes)
-    assert int(codes.max()) > 0
-
-
 def test_a_module_that_does_not_load_says_why_and_the_reference_serves(monkeypatch):
     def fails(name):
         raise ImportError("no such file")
 
     native._load.cache_clear()
+    backends._found.cache_clear()
     monkeypatch.setattr(importlib, "import_module", fails)
     try:
         assert native.module() is None
@@ -39,6 +29,7 @@ def test_a_module_that_does_not_load_says_why_and_the_reference_serves(monkeypat
         assert float(out) == float(x.abs().max())
     finally:
         native._load.cache_clear()
+        backends._found.cache_clear()
 
 
 def test_unknown_instruction_sets_are_refused():

@@ -1,6 +1,4 @@
-"""Quantisers: native equals reference to the bit; the mean of stochastic codes is right; bad arguments are
-refused.
-"""
+"""Quantisers: all backends make the same bits; the mean of stochastic codes is right; bad arguments are refused."""
 
 import math
 
@@ -12,8 +10,7 @@ from hypothesis import strategies as st
 
 from thinwire import kernels
 from thinwire.core.randomness import mix
-from thinwire.kernels import Levels
-from thinwire.kernels.reference import quantize as reference
+from thinwire.kernels import Levels, reference
 from thinwire.lab.bench.cases import tnq_levels
 
 EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,26 +43,40 @@ def tables(draw) -> torch.Tensor:
 
 @EXAMPLES
 @given(buffers(), st.integers(1, 8), st.booleans(), st.booleans(), st.lists(ranges, min_size=1, max_size=4))
-def test_uniform_equals_reference(instructions, buffer, bits, stochastic, residual, kinds):
+def test_uniform_equals_reference(backend, buffer, bits, stochastic, residual, kinds):
     radius = ranges_for(buffer, kinds)
     keys = buffer.keys if stochastic else None
     outcomes = []
-    for module in (kernels, reference):
+    for module in (backend, reference):
         codes, lost = buffer.codes(bits), torch.full_like(buffer.x, 7.0) if residual else None
         module.quantize_uniform(
-            buffer.x,
-            buffer.starts,
-            buffer.block,
-            bits,
-            radius,
-            keys=keys,
-            counters=buffer.counters,
-            out=codes,
-            lost=lost,
-        )
-        added, replaced = torch.full_like(buffer.x, 0.5), torch.full_like(buffer.x, 0.5)
+            buffer.x, buffer.starts, buffer.block, bits, radius,
+            keys=keys, counters=buffer.counters, out=codes, lost=lost,
+        )  # fmt: skip
+        added = torch.full_like(buffer.x, 0.5)
         module.dequantize_uniform_add(codes, buffer.starts, buffer.block, bits, radius, 0.3, out=added)
-        module.dequantize_uniform(codes, buffer.starts, buffer.block, bits, radius, 0.3, out=replaced)
+        outcomes.append((codes, lost, added))
+    (codes, lost, added), expected = outcomes
+    assert torch.equal(codes, expected[0])
+    assert lost is None or same_bits(lost, expected[1])
+    assert same_bits(added, expected[2])
+
+
+@EXAMPLES
+@given(buffers(), tables(), st.booleans(), st.booleans(), st.lists(ranges, min_size=1, max_size=4))
+def test_levels_equal_reference(backend, buffer, table, stochastic, residual, kinds):
+    levels, scale = Levels(table), ranges_for(buffer, kinds) / table.abs().max()
+    keys = buffer.keys if stochastic else None
+    outcomes = []
+    for module in (backend, reference):
+        codes, lost = buffer.codes(levels.bits), torch.full_like(buffer.x, 7.0) if residual else None
+        module.quantize_levels(
+            buffer.x, buffer.starts, buffer.block, levels, scale,
+            keys=keys, counters=buffer.counters, out=codes, lost=lost,
+        )  # fmt: skip
+        added, replaced = torch.full_like(buffer.x, 0.5), torch.full_like(buffer.x, 0.5)
+        module.dequantize_levels_add(codes, buffer.starts, buffer.block, levels, scale, 0.3, out=added)
+        module.dequantize_levels(codes, buffer.starts, buffer.block, levels, scale, 0.3, out=replaced)
         outcomes.append((codes, lost, added, replaced))
     (codes, lost, added, replaced), expected = outcomes
     assert torch.equal(codes, expected[0])
@@ -74,59 +85,26 @@ def test_uniform_equals_reference(instructions, buffer, bits, stochastic, residu
     assert same_bits(replaced + 0.0, expected[3] + 0.0)  # -0 and 0 are one level
 
 
-@EXAMPLES
-@given(buffers(), tables(), st.booleans(), st.booleans(), st.lists(ranges, min_size=1, max_size=4))
-def test_levels_equal_reference(instructions, buffer, table, stochastic, residual, kinds):
-    levels, scale = Levels(table), ranges_for(buffer, kinds) / table.abs().max()
-    keys = buffer.keys if stochastic else None
-    outcomes = []
-    for module, given_levels in ((kernels, levels), (reference, table)):
-        codes, lost = buffer.codes(levels.bits), torch.full_like(buffer.x, 7.0) if residual else None
-        module.quantize_levels(
-            buffer.x,
-            buffer.starts,
-            buffer.block,
-            given_levels,
-            scale,
-            keys=keys,
-            counters=buffer.counters,
-            out=codes,
-            lost=lost,
-        )
-        added, replaced = torch.full_like(buffer.x, 0.5), torch.full_like(buffer.x, 0.5)
-        module.dequantize_levels_add(codes, buffer.starts, buffer.block, given_levels, scale, 0.3, out=added)
-        module.dequantize_levels(codes, buffer.starts, buffer.block, given_levels, scale, 0.3, out=replaced)
-        outcomes.append((codes, lost, added, replaced))
-    (codes, lost, added, replaced), expected = outcomes
-    assert torch.equal(codes, expected[0])
-    assert lost is None or same_bits(lost, expected[1])
-    assert same_bits(added, expected[2])
-    assert same_bits(replaced + 0.0, expected[3] + 0.0)
-
-
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_values_on_a_level_keep_it(instructions, bits):
-    """Whatever the draw: a level is its own code. The last one may fall to its neighbour, by a draw within
-    2^-22 of 1.
-    """
+def test_values_on_a_level_keep_it(backend, bits):
+    """Whatever the draw: a level is its own code. The last may fall to its neighbour, by a draw within 2^-22 of 1."""
     table = tnq_levels(bits)
     starts, ones = torch.tensor([0, len(table)]), torch.ones(1)
     codes = torch.zeros(kernels.packed_bytes(starts, 0, bits), dtype=torch.uint8)
     decoded = torch.zeros(len(table))
     for number in range(20):
         keys, counters = torch.tensor([mix(number) - 2**63]), torch.zeros(1, dtype=torch.int64)
-        kernels.quantize_levels(table, starts, 0, Levels(table), ones, keys=keys, counters=counters, out=codes)
-        kernels.dequantize_levels(codes, starts, 0, Levels(table), ones, 1.0, out=decoded)
+        backend.quantize_levels(table, starts, 0, Levels(table), ones, keys=keys, counters=counters, out=codes)
+        backend.dequantize_levels(codes, starts, 0, Levels(table), ones, 1.0, out=decoded)
         assert torch.equal(decoded, table)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("quantizer", ["uniform", "tnq"])
 def test_stochastic_codes_are_unbiased(bits, quantizer):
-    """The mean error of n = 2^18 draws per value lies within 5 standard errors: 41 values, so one false
-    alarm in 40,000 runs.
+    """The mean error of n = 2^18 draws per value lies within 5 standard errors.
 
-    The draws are fixed by their keys: a run that passes passes always.
+    41 values, so one false alarm in 40,000 runs; and the draws are fixed by their keys: what passes passes always.
     """
     n = 1 << 18
     starts, one, counters = torch.tensor([0, n]), torch.ones(1), torch.zeros(1, dtype=torch.int64)
@@ -136,7 +114,7 @@ def test_stochastic_codes_are_unbiased(bits, quantizer):
         x, keys = torch.full((n,), value), torch.tensor([mix(number) - 2**63])
         if quantizer == "uniform":
             kernels.quantize_uniform(x, starts, 0, bits, one, keys=keys, counters=counters, out=codes)
-            kernels.dequantize_uniform(codes, starts, 0, bits, one, 1.0, out=decoded)
+            kernels.dequantize_uniform_add(codes, starts, 0, bits, one, 1.0, out=decoded.zero_())
         else:
             kernels.quantize_levels(x, starts, 0, levels, one, keys=keys, counters=counters, out=codes)
             kernels.dequantize_levels(codes, starts, 0, levels, one, 1.0, out=decoded)
@@ -145,7 +123,7 @@ def test_stochastic_codes_are_unbiased(bits, quantizer):
 
 
 @pytest.mark.parametrize("bits", [1, 4, 8])
-def test_results_do_not_depend_on_threads(bits):
+def test_results_do_not_depend_on_threads(backend, threads, bits):
     buffer = Buffer(
         torch.randn(300_001),
         torch.tensor([0, 5, 200_000, 300_001]),
@@ -154,53 +132,41 @@ def test_results_do_not_depend_on_threads(bits):
         torch.tensor([0, 9, 4]),
     )
     radius, table = torch.tensor([2.0, 3.0, 4.0]), Levels(tnq_levels(bits))
-    before, outcomes = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 7):
-            torch.set_num_threads(threads)
-            uniform, levels, lost, out = (
-                buffer.codes(bits),
-                buffer.codes(bits),
-                torch.zeros(300_001),
-                torch.zeros(300_001),
-            )
-            where = {"keys": buffer.keys, "counters": buffer.counters}
-            kernels.quantize_uniform(buffer.x, buffer.starts, 0, bits, radius, **where, out=uniform, lost=lost)
-            kernels.quantize_levels(buffer.x, buffer.starts, 0, table, radius, **where, out=levels)
-            kernels.dequantize_uniform_add(uniform, buffer.starts, 0, bits, radius, 1.0, out=out)
-            outcomes.append((uniform, levels, lost, out))
-    finally:
-        torch.set_num_threads(before)
+    outcomes = []
+    for count in (1, 2, 7):
+        threads(count)
+        uniform, levels = buffer.codes(bits), buffer.codes(bits)
+        lost, out = torch.zeros(300_001), torch.zeros(300_001)
+        where = {"keys": buffer.keys, "counters": buffer.counters}
+        backend.quantize_uniform(buffer.x, buffer.starts, 0, bits, radius, **where, out=uniform, lost=lost)
+        backend.quantize_levels(buffer.x, buffer.starts, 0, table, radius, **where, out=levels)
+        backend.dequantize_uniform_add(uniform, buffer.starts, 0, bits, radius, 1.0, out=out)
+        outcomes.append((uniform, levels, lost, out))
     for outcome in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outcome, outcomes[0], strict=True))
 
 
-def test_residual_may_overwrite_its_input(instructions):
-    x = torch.randn(1001)
-    starts, radius, codes = (
-        torch.tensor([0, 1001]),
-        torch.full((1,), 4.0),
-        torch.zeros(501, dtype=torch.uint8),
-    )
+def test_residual_may_overwrite_its_input(backend):
+    x, starts = torch.randn(1001), torch.tensor([0, 1001])
+    radius, codes = torch.full((1,), 4.0), torch.zeros(501, dtype=torch.uint8)
     keys, counters, lost = torch.tensor([5]), torch.zeros(1, dtype=torch.int64), torch.zeros(1001)
-    kernels.quantize_uniform(x, starts, 0, 4, radius, keys=keys, counters=counters, out=codes, lost=lost)
+    backend.quantize_uniform(x, starts, 0, 4, radius, keys=keys, counters=counters, out=codes, lost=lost)
     own = x.clone()
-    kernels.quantize_uniform(own, starts, 0, 4, radius, keys=keys, counters=counters, out=codes, lost=own)
+    backend.quantize_uniform(own, starts, 0, 4, radius, keys=keys, counters=counters, out=codes, lost=own)
     assert torch.equal(own, lost)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_a_block_with_a_non_finite_value_decodes_to_nan(bad):
+def test_a_block_with_a_non_finite_value_decodes_to_nan(backend, bad):
     x, starts = torch.randn(64), torch.tensor([0, 64])
     x[10] = bad
     absmean, absmax, codes = torch.zeros(2), torch.zeros(2), torch.zeros(32, dtype=torch.uint8)
-    kernels.block_statistics(x, starts, 32, absmean=absmean, absmax=absmax)
+    backend.block_statistics(x, starts, 32, absmean=absmean, absmax=absmax)
+    counters = torch.zeros(1, dtype=torch.int64)
     for scale in (absmean, absmax):
         out = torch.zeros(64)
-        kernels.quantize_uniform(
-            x, starts, 32, 4, scale, keys=None, counters=torch.zeros(1, dtype=torch.int64), out=codes
-        )
-        kernels.dequantize_uniform_add(codes, starts, 32, 4, scale, 1.0, out=out)
+        backend.quantize_uniform(x, starts, 32, 4, scale, keys=None, counters=counters, out=codes)
+        backend.dequantize_uniform_add(codes, starts, 32, 4, scale, 1.0, out=out)
         assert bool(out[:32].isnan().all()) and bool(out[32:].isfinite().all())
 
 

@@ -19,7 +19,7 @@ from thinwire import cli
 from thinwire.lab.cost.advise import Advice, bits, default_schemes
 from thinwire.lab.cost.advise_command import advise_on_networks, check_sentence, parameters
 from thinwire.lab.cost.link import fit
-from thinwire.lab.cost.model import FLOATS, BucketTalk, Carriage, Host, Link, Message, Step, Turn
+from thinwire.lab.cost.model import FLOATS, BucketTrace, Host, Link, LinkCost, Message, Step, Turn
 from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import break_even, play, predict
 from thinwire.lab.cost.survey import Matrices, Survey
@@ -30,12 +30,12 @@ CROWDED = Host(cores=2, workers=4)
 
 
 def a_link(latency=0.0, per_byte=1.0, processor=0.0, short=0.0):
-    return Link(4, {FLOATS: Carriage(latency, per_byte, processor, short)})
+    return Link(4, {FLOATS: LinkCost(latency, per_byte, processor, short)})
 
 
 def a_talk(ready, *turns):
     """A bucket whose lane thinks and sends, turn by turn: (seconds, bytes, bytes, ...)."""
-    return BucketTalk(ready, tuple(Turn(think, tuple(Message(FLOATS, b) for b in sent)) for think, *sent in turns))
+    return BucketTrace(ready, tuple(Turn(think, tuple(Message(FLOATS, b) for b in sent)) for think, *sent in turns))
 
 
 # -- the cost model ---------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_the_typical_step_is_the_median_of_all():
 
 def test_another_computation_keeps_the_share_at_which_buckets_are_ready():
     step = Step(4.0, (a_talk(1.0, (1.0,)), a_talk(4.0, (1.0,)))).computing(8.0)
-    assert step.compute_seconds == 8 and [talk.ready for talk in step.talks] == [2, 8]
+    assert step.compute_seconds == 8 and [talk.ready for talk in step.buckets] == [2, 8]
 
 
 def test_break_even_is_where_the_two_lines_cross():

@@ -4,7 +4,7 @@ import pytest
 
 from thinwire.lab.network import network, paced
 from thinwire.lab.network.network import Network, Rate, parse_network
-from thinwire.lab.network.paced import Pace, PacedLedger
+from thinwire.lab.network.paced import Pace, Paced
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,17 @@ class Clock:
         self.now += seconds
 
 
-class Done:
-    """Work that a loopback has done at once."""
+class Sending:
+    """A collective of so many bytes, which a loopback has done at once."""
+
+    def __init__(self, **amounts):
+        self._amounts = amounts
+
+    def amounts(self):
+        return self._amounts
+
+    def start(self):
+        return self
 
     def wait(self):
         return None
@@ -94,30 +103,30 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_paced_ledger_takes_as_long_as_the_wire(clock):
-    ledger = PacedLedger(Pace(8e6, latency_seconds=0.25))  # 1 MB per second
-    work = ledger.started(Done(), bytes_sent=500_000, messages=1)
-    with ledger.timed("wire_seconds"):
+def test_a_paced_wire_takes_as_long_as_the_wire(clock):
+    wire = Paced(Pace(8e6, latency_seconds=0.25))  # 1 MB per second
+    work = wire.start(Sending(bytes_sent=500_000))
+    with wire.ledger.timed("wire_seconds"):
         clock.sleep(0.1)  # what the loopback takes counts as part of it
         work.wait()
     assert clock.now == pytest.approx(100.75)
-    with ledger.timed("encode_seconds"):
+    with wire.ledger.timed("encode_seconds"):
         clock.sleep(1.0)
-    ledger.started(Done(), messages=1).wait()  # nothing was sent: nothing to wait for
+    wire.start(Sending()).wait()  # nothing was sent: nothing to wait for
     assert clock.now == pytest.approx(101.75)
-    assert ledger.totals() == pytest.approx(
+    assert wire.ledger.totals() == pytest.approx(
         {"bytes_sent": 500_000, "messages": 2, "wire_seconds": 0.75, "encode_seconds": 1.0}
     )
 
 
 def test_each_job_is_due_when_its_own_bytes_are_there(clock):
     """Two buckets in flight share the link: the first does not wait for the second's bytes, nor the second twice."""
-    ledger = PacedLedger(Pace(8e6, latency_seconds=0.25))
-    first = ledger.started(Done(), bytes_sent=1_000_000)
-    second = ledger.started(Done(), bytes_sent=2_000_000)
+    wire = Paced(Pace(8e6, latency_seconds=0.25))
+    first = wire.start(Sending(bytes_sent=1_000_000))
+    second = wire.start(Sending(bytes_sent=2_000_000))
     first.wait()
     assert clock.now == pytest.approx(101.25)
-    third = ledger.started(Done(), bytes_sent=1_000_000)  # behind the second, which leaves until 103
+    third = wire.start(Sending(bytes_sent=1_000_000))  # behind the second, which leaves until 103
     second.wait()
     assert clock.now == pytest.approx(103.25)  # latency does not occupy the link
     third.wait()
@@ -127,14 +136,14 @@ def test_each_job_is_due_when_its_own_bytes_are_there(clock):
 
 
 def test_an_answer_begins_when_the_question_has_arrived(clock):
-    ledger = PacedLedger(Pace(8e6), down=Pace(16e6, latency_seconds=0.5))
-    push = ledger.started(Done(), bytes_sent=1_000_000)
-    pull = ledger.started(Done(), bytes_received=1_000_000)
+    wire = Paced(Pace(8e6), down=Pace(16e6, latency_seconds=0.5))
+    push = wire.start(Sending(bytes_sent=1_000_000))
+    pull = wire.start(Sending(bytes_received=1_000_000))
     push.wait()
     assert clock.now == pytest.approx(101.0)
-    ledger.started(Done(), bytes_sent=3_000_000).wait()  # the other direction is free meanwhile
+    wire.start(Sending(bytes_sent=3_000_000)).wait()  # the other direction is free meanwhile
     assert clock.now == pytest.approx(104.0)
     pull.wait()  # 101 + 0.5 + 0.5: it came while the next was pushed
     assert clock.now == pytest.approx(104.0)
-    ledger.started(Done(), bytes_received=1_000_000).wait()
+    wire.start(Sending(bytes_received=1_000_000)).wait()
     assert clock.now == pytest.approx(105.0)

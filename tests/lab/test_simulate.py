@@ -12,13 +12,13 @@ from helpers.needs import chromium
 from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost import simulate
-from thinwire.lab.cost.model import FLOATS, BucketTalk, Message, Prediction, Step, Turn
+from thinwire.lab.cost.model import FLOATS, BucketTrace, Message, Prediction, Step, Turn
 from thinwire.lab.cost.simulate import ScalePoint, Study
 from thinwire.lab.report import simulate_page
 
 
 def a_step(think, nbytes):
-    return Step(1.0, (BucketTalk(1.0, (Turn(think, (Message("AllGathered", nbytes),)), Turn(2 * think))),))
+    return Step(1.0, (BucketTrace(1.0, (Turn(think, (Message("AllGathered", nbytes),)), Turn(2 * think))),))
 
 
 def a_study():
@@ -37,14 +37,14 @@ def a_study():
 
 def test_an_extended_step_lies_on_the_line_through_two():
     found = simulate.extended(a_step(1.0, 700.0), a_step(3.0, 6300.0), 8, 64, 120)
-    (talk,) = found.talks
-    assert found.bytes_sent == pytest.approx(11_900) and talk.turns[0].think_seconds == pytest.approx(5)
-    assert found.think_seconds == pytest.approx(15) and talk.turns[0].messages[0].kind == "AllGathered"
+    (bucket,) = found.buckets
+    assert found.bytes_sent == pytest.approx(11_900) and bucket.turns[0].think_seconds == pytest.approx(5)
+    assert found.think_seconds == pytest.approx(15) and bucket.turns[0].messages[0].kind == "AllGathered"
 
 
 def test_on_paper_a_ring_has_a_hop_for_every_worker():
     link = simulate.paper_link(101, 8e9, 1e-3)
-    latencies = {kind: carriage.latency_seconds for kind, carriage in link.kinds.items()}
+    latencies = {kind: cost.latency_seconds for kind, cost in link.kinds.items()}
     assert latencies == pytest.approx({FLOATS: 0.2, "AllGathered": 0.1, "AllToAll": 1e-3})
     assert link.bits_per_second == pytest.approx(8e9)
 

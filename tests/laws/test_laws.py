@@ -10,7 +10,8 @@ import thinwire as tw
 from helpers.gradients import error, gradient
 from helpers.specs import every_spec, saturates, sum_rounding
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Codec
@@ -40,7 +41,7 @@ def test_what_is_merely_summed_is_one_sum_of_the_divided_bucket(spec):
     scheme = parse(spec)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         summed_as = scheme.summed_as(dtype)
-        assert (summed_as is None) == (spec not in ("fp32", "fp16", "bf16"))
+        assert (summed_as is None) == (spec not in ("fp64", "fp32", "fp16", "bf16"))
         if summed_as is None:
             continue
         assert summed_as.itemsize <= dtype.itemsize, "there must be room in the bucket's own memory"

@@ -16,9 +16,11 @@ from helpers.models import mlp
 from helpers.specs import every_spec
 from helpers.training import MANY_BUCKETS, train
 from helpers.world import run_world
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
 from thinwire.core.feedback import wrap
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
+from thinwire.exchange.exchange import drive
 from thinwire.schemes import parse
 
 SHAPES = [("w", (37, 53)), ("b", (11,)), ("v", (8, 200))]
@@ -42,14 +44,14 @@ def on_the_network(spec, feedback, route):
 
         def begin(scratch, flat=flat, step=step):
             bucket = Bucket(flat, layout, exchange.workers, exchange.worker, step, 0, None, scratch)
-            return exchange.answer_all(scheme.converse(bucket, memory, scheme.level), scratch)
+            return drive(scheme.converse(bucket, memory, scheme.level), exchange, scratch)
 
         job = exchange.lane.submit(begin, last=True, done=lambda error: None)
         job.wait()
         if job.error:
             raise job.error
         means.append(job.result.clone())
-    totals = exchange.ledger.totals()
+    totals = exchange.transport.ledger.totals()
     exchange.close()
     return means, totals, {key: tensor.clone() for key, tensor in memory.items()}
 

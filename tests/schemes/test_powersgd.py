@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from helpers.models import batch, digest
 from helpers.world import run_world
-from thinwire.core.bucket import Bucket, Layout
-from thinwire.core.ledger import Ledger
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Threaded
+from thinwire.exchange.transport import Transport
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
 
 
@@ -239,10 +240,10 @@ class Logged:
     name: tuple[str, int]
     log: list
 
-    def amounts(self, workers):
+    def amounts(self):
         return {}
 
-    def start(self, group):
+    def start(self):
         self.log.append(("start", self.name))
         return self
 
@@ -253,7 +254,7 @@ class Logged:
 def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
     log = []
 
-    def talk(name, scratch):
+    def rounds_of(name, scratch):
         scheme, bucket = PowerSGD(), Bucket.of(torch.randn(64, 64), name)
         memory = Memory()
         memory.add(name, scheme.init(name, torch.zeros(64, 64), 0))
@@ -267,8 +268,8 @@ def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
             except StopIteration as stop:
                 return stop.value
 
-    lane, names = Threaded(None, 1, Ledger(), "test"), "abcd"
-    jobs = [lane.submit(partial(talk, name), last=name == "d", done=lambda error: None) for name in names]
+    lane, names = Threaded(Transport(), "test"), "abcd"
+    jobs = [lane.submit(partial(rounds_of, name), last=name == "d", done=lambda error: None) for name in names]
     for job in jobs:
         assert job.wait(60) and job.error is None
     lane.close()

@@ -3,7 +3,7 @@
 import torch
 
 import thinwire as tw
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 from thinwire.schemes.randomk import draw
 
 

@@ -8,7 +8,8 @@ import torch
 
 import thinwire as tw
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.schemes import parse
 
 

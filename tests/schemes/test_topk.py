@@ -7,7 +7,8 @@ import torch
 
 import thinwire as tw
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 
 
 def reduce(spec, *tensors, feedback=False):

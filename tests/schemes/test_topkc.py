@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.lab.repro.regtopk import small_cnn

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from thinwire.core.spec import Specced
 
 WINDOW = 8  # how many smoothed losses an observation remembers
 
@@ -20,9 +22,8 @@ class Observation:
     seconds_per_step: float
     bytes_per_step: float  # that left a worker
     gradient_norm: float  # of the group's mean, in the last step
-    compression_error: (
-        float  # |what a worker's message lost|^2 / |what it meant to say|^2 in the last step; NaN: unknown
-    )
+    # |what a worker's message lost|^2 / |what it was to hold|^2 in the last step; NaN: unknown
+    compression_error: float
     losses: tuple[float, ...]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
 
     def numbers(self) -> list[float]:
@@ -41,7 +42,7 @@ class Observation:
         return self.losses[-1] if self.losses else math.nan
 
 
-class Controller(ABC):
+class Controller(Specced, ABC):
     """Decides, every `interval` steps, which level of a scheme's knob to use next.
 
     Subclasses are dataclasses whose fields are the options of the spec text. One controller decides for the whole
@@ -51,16 +52,6 @@ class Controller(ABC):
     interval: int
     needs_loss: ClassVar[bool] = False
     summary: ClassVar[str]
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
-
-    @property
-    def spec(self) -> str:
-        """The spec text that makes this controller again."""
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.init)  # type: ignore[arg-type]
-        return f"{self.name}({options})"
 
     def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
         """Which of the knob's levels this controller chooses from, fewest bytes first; ValueError for others."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
-from thinwire.core.scheme import Conversation, Scheme, Wrapper
+from thinwire.core.scheme import Codec, Conversation, Scheme, Wrapper
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Feedback(Wrapper):
 
     any_float: ClassVar[bool] = False  # residuals are float32 at least
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
 
@@ -36,11 +40,27 @@ class Feedback(Wrapper):
         bucket.flat.add_(residual)
         lost = bucket.lost
         if lost is None:
-            lost = bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
+            lost = bucket.spare if bucket.spare is not None else _room(bucket)
         mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
         if kernels.all_finite(mean):
             residual.copy_(lost)
         return mean
+
+
+def compensated(codec: Codec, bucket: Bucket, residual: Tensor, level: float, out: Tensor) -> None:
+    """One message with error memory, for a sender outside of any conversation: encode `bucket` into `out`, padded.
+
+    As in `Feedback`: a = g + e; encode a; e = what the message lost, unless that is not finite.
+    """
+    bucket.flat.add_(residual)
+    lost = _room(bucket)
+    codec.encode_padded(replace(bucket, lost=lost), level, out)
+    if kernels.all_finite(lost):
+        residual.copy_(lost)
+
+
+def _room(bucket: Bucket) -> Tensor:
+    return bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
 
 
 def wrap(scheme: Scheme, feedback: str | bool) -> Scheme:

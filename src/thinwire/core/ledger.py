@@ -7,13 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
-
-
-class Started(Protocol):
-    """What can be waited for."""
-
-    def wait(self) -> object: ...
 
 
 class Ledger:
@@ -33,15 +26,6 @@ class Ledger:
         with self._lock:
             for name, amount in amounts.items():
                 self._totals[name] += amount
-
-    def started(self, work: Started, **amounts: float) -> Started:
-        """Book what was just started; what to wait for until it has arrived."""
-        self.add(**amounts)
-        return self.due(work, **amounts)
-
-    def due(self, work: Started, **amounts: float) -> Started:
-        """What to wait for, of work just started with these amounts: here, the work itself."""
-        return work
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

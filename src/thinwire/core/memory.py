@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 
 
 class Memory:

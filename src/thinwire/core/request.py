@@ -6,6 +6,7 @@ Every worker asks the same sequence of requests, with tensors of the same shapes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,18 +16,7 @@ if TYPE_CHECKING:
     from thinwire.core.bucket import Bucket
     from thinwire.core.scheme import Codec
 
-
-@dataclass(frozen=True)
-class Payload:
-    """One encoded message: the bytes as they travel, and the codec and level that made them."""
-
-    data: Tensor  # uint8, 1-d, contiguous
-    codec: Codec
-    level: float
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.numel()
+Encode: TypeAlias = "Callable[[Bucket, float, Tensor], None]"  # as Codec.encode
 
 
 @dataclass(frozen=True)
@@ -55,12 +45,19 @@ class Mean:
     """The mean over workers of what `codec` makes of each worker's bucket: mean_i decode(encode(bucket_i)).
 
     The codec, not a finished payload, is what is asked for: an exchange that cuts the bucket into parts encodes
-    each part by itself. The answer is a flat tensor over the bucket's layout.
+    each part by itself, in the bucket's scratch. The answer is a flat tensor over the bucket's layout.
+
+    encode: this worker's own way to make a payload, in the place of `codec.encode`. Decoding is everybody's.
+    exact: the answer must be that mean itself: nobody may encode it once more on its way back.
     """
 
     codec: Codec
     bucket: Bucket
     level: float
+    encode: Encode | None = None
+    exact: bool = False
 
 
-Request: TypeAlias = Sum | Max | Mean
+# A tuple asks several things at once; all are under way together, and the answer is the tuple of their answers.
+Request: TypeAlias = "Sum | Max | Mean | tuple[Request, ...]"
+Answer: TypeAlias = "Tensor | tuple[Answer, ...]"

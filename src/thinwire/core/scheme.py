@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from thinwire.core.request import Mean, Payload, Request
+from thinwire.core.request import Encode, Mean, Request
+from thinwire.core.spec import Specced
 
 if TYPE_CHECKING:
     from thinwire.core.bucket import Bucket, Layout
     from thinwire.core.memory import Memory
 
-Conversation: TypeAlias = Generator[Request, Tensor, Tensor]
+Conversation: TypeAlias = Generator[Request, Any, Tensor]
+
+
+def side_by_side(*conversations: Conversation) -> Generator[Request, Any, tuple[Tensor, ...]]:
+    """Several conversations as one: what they ask next is asked together. The tuple of their results."""
+    results: dict[int, Tensor] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(conversations)))
+    while answers:
+        asked: dict[int, Request] = {}
+        for number, answer in answers.items():
+            try:
+                asked[number] = conversations[number].send(answer)
+            except StopIteration as stop:
+                results[number] = stop.value
+        if len(asked) == 1:
+            ((number, request),) = asked.items()
+            answers = {number: (yield request)}
+        else:
+            answers = dict(zip(asked, (yield tuple(asked.values())), strict=True)) if asked else {}
+    return tuple(results[number] for number in range(len(conversations)))
 
 
 @dataclass(frozen=True)
@@ -28,7 +48,7 @@ class Knob:
     default: float
 
 
-class Scheme(ABC):
+class Scheme(Specced, ABC):
     """A conversation that turns every worker's bucket into the group's mean.
 
     Subclasses are frozen dataclasses: their fields are the options of the spec text, and one instance serves any
@@ -50,14 +70,9 @@ class Scheme(ABC):
     summary: ClassVar[str]  # one line: what it is for
 
     @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
-
-    @property
-    def spec(self) -> str:
-        """The spec text that makes this scheme again."""
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))  # type: ignore[arg-type]
-        return f"{self.name}({options})" if options else self.name
+    def remembers(self) -> bool:
+        """Whether what its messages lost is added to the next ones."""
+        return False
 
     @property
     def knob(self) -> Knob | None:
@@ -125,14 +140,38 @@ class Codec(Scheme):
                 f"{self.name}: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
             )
 
-    def payload(self, bucket: Bucket, level: float) -> Payload:
+    def lossless(self, dtype: torch.dtype) -> bool:
+        """Whether messages about numbers of `dtype` lose nothing at all."""
+        return False
+
+    def wants_memory(self, dtype: torch.dtype) -> bool:
+        """Whether one who sends messages outside of any conversation should remember what they lost: not where nothing
+        is lost, nor where the losses average out.
+        """
+        return not self.lossless(dtype) and (self.exact or not self.unbiased)
+
+    def payload(self, bucket: Bucket, level: float) -> Tensor:
         """`encode` into memory kept by the bucket's scratch."""
         data = bucket.scratch.take("payload", self.nbytes(bucket.layout, level), torch.uint8, bucket.flat.device)
         self.encode(bucket, level, data)
-        return Payload(data, self, level)
+        return data
+
+    def encode_padded(self, bucket: Bucket, level: float, out: Tensor, encode: Encode | None = None) -> None:
+        """Encode into the front of `out`, by `encode` where it is given; what is left is padding and zero."""
+        size = self.nbytes(bucket.layout, level)
+        if bucket.layout.numel:
+            (encode or self.encode)(bucket, level, out[:size])
+        out[size:].zero_()
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         return (yield Mean(self, bucket, level))
+
+
+def innermost(scheme: Scheme) -> Scheme:
+    """The scheme inside all wrappers."""
+    while isinstance(scheme, Wrapper):
+        scheme = scheme.scheme
+    return scheme
 
 
 @dataclass(frozen=True)
@@ -160,6 +199,10 @@ class Wrapper(Scheme):
     @property
     def shared_state(self) -> frozenset[str]:  # type: ignore[override]
         return self.scheme.shared_state
+
+    @property
+    def remembers(self) -> bool:
+        return self.scheme.remembers
 
     @property
     def name(self) -> str:

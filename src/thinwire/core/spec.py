@@ -13,6 +13,24 @@ from typing import Any, TypeVar
 Kind = TypeVar("Kind")
 
 
+class Specced:
+    """A dataclass whose fields are the options of its spec text, and whose name is its class's in lower case."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def spec(self) -> str:
+        """The spec text that makes this again."""
+        options = ", ".join(f"{f.name}={_plain(getattr(self, f.name))!r}" for f in fields(self) if f.init)  # type: ignore[arg-type]
+        return f"{self.name}({options})" if options else self.name
+
+
+def _plain(option: Any) -> Any:
+    return option.spec if isinstance(option, Specced) else option
+
+
 def discover(package: str, path: Iterable[str], base: type[Kind]) -> dict[str, type[Kind]]:
     """Every finished subclass of `base` in a package's modules, by its name in lower case, sorted."""
     found: dict[str, type[Kind]] = {}

@@ -14,7 +14,6 @@ from functools import cache, lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 Constant: TypeAlias = Literal["worst", "average"]
@@ -73,11 +72,6 @@ def laplace_levels(bits: int, *, scale: float = 1.0, threshold: float | None = N
 def laplace_bound(bits: int, *, scale: float = 1.0, numel: int = 1, workers: int = 1) -> float:
     """27 d c^2 / (n (s + k)^2): the squared error that TNQ does not exceed on Laplace gradients."""
     return 27 * numel * scale**2 / (workers * (intervals(bits) + CONSTANTS["worst"]) ** 2)
-
-
-def laplace_range_bound(bits: int, ratio: Tensor) -> Tensor:
-    """The same bound where nothing is truncated and all entries lie within `ratio` scales, in units of scale^2."""
-    return 27 * (-torch.expm1(-ratio / 3)) ** 3 / intervals(bits) ** 2
 
 
 def laplace_error(levels: Sequence[float] | np.ndarray, *, scale: float = 1.0) -> float:

@@ -10,7 +10,6 @@ A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,18 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire import kernels
-from thinwire.control.controller import Controller, Observation
 from thinwire.core.bucket import Bucket, Scratch
-from thinwire.core.ledger import Ledger
-from thinwire.core.request import Max, Mean, Request, Sum
-from thinwire.core.scheme import Conversation, Scheme
+from thinwire.core.request import Max, Mean, Sum
+from thinwire.core.scheme import Scheme
 from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.direct import Direct
 from thinwire.exchange.lane import Lane, Rounds, Threaded
 from thinwire.exchange.objects import device_of
+from thinwire.exchange.transport import Transport
 
 
 class AllReduce:
@@ -37,13 +34,14 @@ class AllReduce:
 
     `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
     that does not grow with the workers).
+    `transport`: starts and counts what is sent.
     """
 
-    def __init__(self, *, route: Route = "auto"):
+    def __init__(self, *, route: Route = "auto", transport: Transport | None = None):
         if route not in arithmetic.ROUTES:
             raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
         self.route: Route = route
-        self.ledger = Ledger()
+        self.transport = transport or Transport()
         self.lane: Lane | None = None
         self._direct: Direct | None = None
 
@@ -63,22 +61,26 @@ class AllReduce:
             use_local_synchronization=not self._everyone,
         )
         assert isinstance(own, dist.ProcessGroup)
-        self._group, self._beside = own, group
-        self.lane = Threaded(own, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+        self.group, self._beside = own, group
+        self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
+
+    @property
+    def device(self) -> str:
+        return device_of(self.group)
 
     def direct(self, scheme: Scheme) -> Direct | None:
         """On the model's own group, as plain DDP: all is started by the training thread, in its order.
 
         On a GPU waiting is the device's, and the lane does as well.
         """
-        if device_of(self._beside) != "cpu":
+        if self.device != "cpu":
             return None
-        self._direct = Direct(self._beside, self.workers, scheme, self.ledger)
+        self._direct = Direct(self._beside, scheme, self.transport)
         return self._direct
 
     def agree(self, what: str) -> None:
         """Raise on every worker, naming the ranks, unless all say the same."""
-        objects.agree(what, self._group, "rank")
+        objects.agree(what, self.group, "rank")
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
@@ -93,31 +95,7 @@ class AllReduce:
         # what it left in the store. It stays until the user destroys all groups.
         if self._everyone:
             with suppress(ValueError, AssertionError):  # destroyed already
-                dist.destroy_process_group(self._group)
-
-    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Rounds:
-        """A scheme's conversation as collectives."""
-        answer = None
-        while True:
-            try:
-                request = conversation.send(answer)  # type: ignore[arg-type]
-            except StopIteration as stop:
-                return stop.value
-            answer = yield from self._answer(request, scratch)
-
-    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Rounds:
-        """Rank 0 decides from everybody's numbers and tells the others: two small sums."""
-        numbers = numbers.to(device_of(self._group))
-        yield [AllReduced(numbers)]
-        decision = torch.zeros(1, dtype=torch.float64, device=numbers.device)
-        if self.worker == 0:
-            with self.ledger.timed("controller_seconds"):
-                decision[0] = controller.decide(Observation.of((numbers / self.workers).tolist()))
-        yield [AllReduced(decision)]
-        return decision
-
-    def controller_state(self, controller: Controller) -> dict[str, Any]:
-        return objects.all_gather_objects(controller.state_dict() if self.worker == 0 else None, self._group)[0]
+                dist.destroy_process_group(self.group)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -126,15 +104,15 @@ class AllReduce:
         if state:
             raise ValueError(f"the state holds {', '.join(state)}, which only a parameter server can take")
 
-    def _answer(self, request: Request, scratch: Scratch) -> Rounds:
+    def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
             route = arithmetic.route_for(request, self.route, self.workers)
             return (yield from (self._gather if route == "gather" else self._two_shot)(request))
         if isinstance(request, Max):
-            yield [AllReduced(request.tensor, dist.ReduceOp.MAX)]
+            yield [AllReduced(request.tensor, self.group, dist.ReduceOp.MAX)]
             return request.tensor
         if request.width is None:
-            yield [AllReduced(request.tensor)]
+            yield [AllReduced(request.tensor, self.group)]
             return request.tensor
         return (yield from self._integer_sum(request, scratch))
 
@@ -143,8 +121,8 @@ class AllReduce:
         size = arithmetic.aligned(codec.nbytes(bucket.layout, level))
         own = _bytes(bucket, "payload", size)
         all_ = _bytes(bucket, "gathered", size * self.workers)
-        arithmetic.encode_padded(codec, bucket, level, own)
-        yield [AllGathered(all_, own)]
+        codec.encode_padded(bucket, level, own, mean.encode)
+        yield [AllGathered(all_, own, self.group)]
         arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
         return bucket.flat
 
@@ -156,16 +134,16 @@ class AllReduce:
         sizes = arithmetic.part_bytes(codec, [part.layout for part in parts], level)
         outgoing = _bytes(bucket, "payload", sum(sizes))
         for part, data in zip(parts, outgoing.split(sizes), strict=True):
-            arithmetic.encode_padded(codec, part, level, data)
+            codec.encode_padded(part, level, data, mean.encode)
         mine, size = parts[self.worker], sizes[self.worker]
         incoming = _bytes(bucket, "incoming", size * self.workers)
-        yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker)]
+        yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker, self.group)]
 
         again = _bytes(bucket, "again", max(sizes))
         arithmetic.relay(mean, mine, incoming.split(size) if size else [], again[:size])
         again[size:].zero_()
         all_ = _bytes(bucket, "gathered", max(sizes) * self.workers)
-        yield [AllGathered(all_, again)]
+        yield [AllGathered(all_, again, self.group)]
 
         for part, data in zip(parts, all_.split(max(sizes)), strict=True):
             arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.flat)
@@ -174,21 +152,20 @@ class AllReduce:
     def _integer_sum(self, request: Sum, scratch: Scratch) -> Rounds:
         tensor, width = request.tensor, request.width
         assert width is not None
-        arithmetic.check_width(tensor, width)
         places = arithmetic.integer_parts(tensor.numel(), self.workers)
         sizes = [arithmetic.packed_size(stop - start, width) for start, stop in places]
         outgoing = scratch.take("integers-out", sum(sizes), torch.uint8, tensor.device)
         for (start, stop), data in zip(places, outgoing.split(sizes), strict=True):
-            _pack(tensor[start:stop], width, data)
+            arithmetic.pack_padded(tensor[start:stop], width, data)
         (start, stop), size = places[self.worker], sizes[self.worker]
         incoming = scratch.take("integers-in", size * self.workers, torch.uint8, tensor.device)
-        yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker)]
+        yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker, self.group)]
 
         arithmetic.add_integers(incoming.split(size) if size else [], width, request.saturate, tensor[start:stop])
         again = scratch.take("integers-again", max(sizes), torch.uint8, tensor.device)
-        _pack(tensor[start:stop], width, again)
+        arithmetic.pack_padded(tensor[start:stop], width, again)
         all_ = scratch.take("integers-all", max(sizes) * self.workers, torch.uint8, tensor.device)
-        yield [AllGathered(all_, again)]
+        yield [AllGathered(all_, again, self.group)]
 
         for (start, stop), data in zip(places, all_.split(max(sizes)), strict=True):
             arithmetic.add_integers([data], width, False, tensor[start:stop])
@@ -197,12 +174,6 @@ class AllReduce:
 
 def _bytes(bucket: Bucket, name: str, size: int) -> Tensor:
     return bucket.scratch.take(name, size, torch.uint8, bucket.flat.device)
-
-
-def _pack(integers: Tensor, width: int, out: Tensor) -> None:
-    size = -(-integers.numel() * width // 8)
-    kernels.pack_ints(integers, width, out=out[:size])
-    out[size:].zero_()
 
 
 def _timeout(group: dist.ProcessGroup):

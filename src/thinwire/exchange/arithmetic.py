@@ -14,9 +14,10 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import randomness
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.request import Mean
-from thinwire.core.scheme import Codec, Scheme, Wrapper
+from thinwire.core.scheme import Codec, Scheme, innermost
 
 Route: TypeAlias = Literal["auto", "gather", "two-shot"]
 ROUTES = ("auto", "gather", "two-shot")
@@ -31,8 +32,7 @@ def check_route(route: str, scheme: Scheme) -> None:
     """Raise ValueError for a route that is none, or that `scheme`'s payloads cannot take."""
     if route not in ROUTES:
         raise ValueError(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
-    while isinstance(scheme, Wrapper):
-        scheme = scheme.scheme
+    scheme = innermost(scheme)
     if route == "two-shot" and isinstance(scheme, Codec) and scheme.grain is None:
         raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
 
@@ -42,6 +42,8 @@ def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-
     codec = mean.codec
     if route == "two-shot" and codec.grain is None:
         raise ValueError("these payloads cannot be cut into parts; accepted routes: auto, gather")
+    if mean.exact:
+        return "gather"
     if route != "auto":
         return route
     if codec.grain is None or workers <= 2:
@@ -54,14 +56,6 @@ def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-
 
 def part_bytes(codec: Codec, layouts: Sequence[Layout], level: float) -> list[int]:
     return [aligned(codec.nbytes(layout, level)) for layout in layouts]
-
-
-def encode_padded(codec: Codec, bucket: Bucket, level: float, out: Tensor) -> None:
-    """Encode into the front of `out`; what is left is padding and zero."""
-    size = codec.nbytes(bucket.layout, level)
-    if bucket.layout.numel:
-        codec.encode(bucket, level, out[:size])
-    out[size:].zero_()
 
 
 def add_payloads(
@@ -87,7 +81,7 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
     again = None
     if part.lost is not None:
         again = part.scratch.take("relay-lost", part.layout.numel, part.flat.dtype, part.flat.device)
-    encode_padded(mean.codec, replace(part, flat=total, worker=randomness.RELAY, lost=again), mean.level, out)
+    mean.codec.encode_padded(replace(part, flat=total, worker=randomness.RELAY, lost=again), mean.level, out)
     if part.lost is not None and again is not None:
         part.lost.add_(again, alpha=workers)
 
@@ -108,8 +102,12 @@ def integer_parts(numel: int, workers: int) -> list[tuple[int, int]]:
 
 
 def packed_size(count: int, width: int) -> int:
-    return aligned(-(-count * width // 8))
+    return aligned(kernels.packed_int_bytes(count, width))
 
 
-def check_width(tensor: Tensor, width: int) -> None:
-    assert tensor.dtype is torch.int32 and 1 <= width <= 32, (tensor.dtype, width)
+def pack_padded(integers: Tensor, width: int, out: Tensor) -> None:
+    """Integers (int32) as they travel, `width` bits each, with zeros up to the end of `out`."""
+    assert integers.dtype is torch.int32, integers.dtype
+    size = kernels.packed_int_bytes(integers.numel(), width)
+    kernels.pack_ints(integers, width, out=out[:size])
+    out[size:].zero_()

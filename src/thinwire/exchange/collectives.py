@@ -9,32 +9,28 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.core.ledger import Started
+
+class Started(Protocol):
+    """What can be waited for."""
+
+    def wait(self) -> object: ...
 
 
 class Collective(Protocol):
     """One started-and-awaited exchange of tensors. Every worker starts the same ones in the same order."""
 
-    def amounts(self, workers: int) -> dict[str, float]:
-        """What the ledger books when it is started."""
+    def amounts(self) -> dict[str, float]:
+        """What the ledger counts for it."""
         ...
 
-    def start(self, group: dist.ProcessGroup) -> Started: ...
+    def start(self) -> Started: ...
 
 
 # Renamed in PyTorch 2.13; the old name warns there and the new one is missing before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> dist.Work:
-    """As dist.all_reduce, which first asks what is known here (is this rank in the group, is the tensor complex).
-
-    In the middle of backward no cache holds that code, so asking is not free.
-    """
-    return group.allreduce([tensor], op)
-
-
-def booked(given: int, sent: int, sends: int) -> dict[str, float]:
+def amounts(given: int, sent: int, sends: int) -> dict[str, float]:
     return {"bytes_given": given, "bytes_sent": sent, "sends": sends}
 
 
@@ -47,14 +43,19 @@ class AllReduced:
     """Element-wise sum or maximum, in place. A ring sends each of its n slices n - 1 times, twice; gloo in halves."""
 
     tensor: Tensor
+    group: dist.ProcessGroup
     op: dist.ReduceOp.RedOpType = field(default=dist.ReduceOp.SUM)
 
-    def amounts(self, workers: int) -> dict[str, float]:
-        given = nbytes_of(self.tensor)
-        return booked(given, 2 * (workers - 1) * given // workers, 4 * (workers - 1))
+    def amounts(self) -> dict[str, float]:
+        given, workers = nbytes_of(self.tensor), self.group.size()
+        return amounts(given, 2 * (workers - 1) * given // workers, 4 * (workers - 1))
 
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
-        return all_reduce(self.tensor, self.op, group)
+    def start(self) -> dist.Work:
+        """As dist.all_reduce, which first asks what is known here (is this rank in the group, is the tensor complex).
+
+        In the middle of backward no cache holds that code, so asking is not free.
+        """
+        return self.group.allreduce([self.tensor], self.op)
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,14 @@ class AllGathered:
 
     out: Tensor
     tensor: Tensor
+    group: dist.ProcessGroup
 
-    def amounts(self, workers: int) -> dict[str, float]:
-        given = nbytes_of(self.tensor)
-        return booked(given, (workers - 1) * given, 2 * (workers - 1))
+    def amounts(self) -> dict[str, float]:
+        given, workers = nbytes_of(self.tensor), self.group.size()
+        return amounts(given, (workers - 1) * given, 2 * (workers - 1))
 
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
-        return all_gather(self.out, self.tensor, group=group, async_op=True)  # type: ignore[return-value]
+    def start(self) -> dist.Work:
+        return all_gather(self.out, self.tensor, group=self.group, async_op=True)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ class AllToAll:
     out_sizes: Sequence[int]
     sizes: Sequence[int]
     worker: int
+    group: dist.ProcessGroup
 
-    def amounts(self, workers: int) -> dict[str, float]:
+    def amounts(self) -> dict[str, float]:
         given = nbytes_of(self.tensor)
-        return booked(given, given - self.sizes[self.worker] * self.tensor.element_size(), workers - 1)
+        sent = given - self.sizes[self.worker] * self.tensor.element_size()
+        return amounts(given, sent, self.group.size() - 1)
 
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self) -> dist.Work:
         return dist.all_to_all_single(
-            self.out, self.tensor, list(self.out_sizes), list(self.sizes), group=group, async_op=True
+            self.out, self.tensor, list(self.out_sizes), list(self.sizes), group=self.group, async_op=True
         )  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The direct: means of whole buckets by nothing but all-reduce. No conversation, no lane."""
+"""The direct way: means of whole buckets by nothing but all-reduce. No conversation, no lane."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.ledger import Ledger, Started
 from thinwire.core.scheme import Scheme
-from thinwire.exchange.collectives import AllReduced, all_reduce
+from thinwire.exchange.collectives import AllReduced, Started
 from thinwire.exchange.lane import Done
+from thinwire.exchange.transport import Transport
 
 
 class _Kind(NamedTuple):
     """What all buckets of one dtype and size have in common."""
 
     dtype: torch.dtype  # that they are summed in
-    amounts: dict[str, float]  # that the ledger books for each
+    amounts: dict[str, float]  # that the ledger counts for each
 
 
 class _Travelling(NamedTuple):
@@ -45,12 +45,12 @@ class Direct:
     After a failure, every later bucket fails with the first error, as on a lane.
     """
 
-    def __init__(self, group: dist.ProcessGroup, workers: int, scheme: Scheme, ledger: Ledger):
+    def __init__(self, group: dist.ProcessGroup, scheme: Scheme, transport: Transport):
         self.error: BaseException | None = None
         self._group = group
-        self._workers = workers
+        self._share = 1.0 / group.size()
         self._scheme = scheme
-        self._ledger = ledger
+        self._transport = transport
         self._kinds: dict[tuple[torch.dtype, int], _Kind] = {}
         self._encode_seconds = 0.0
         self._travelling: deque[_Travelling] = deque()  # oldest first
@@ -69,11 +69,11 @@ class Direct:
             kind = self._kinds.get((tensor.dtype, tensor.numel())) or self._kind(tensor)
             began = time.perf_counter()
             if kind.dtype is tensor.dtype:
-                summand = tensor.mul_(1.0 / self._workers)
+                summand = tensor.mul_(self._share)
             else:
-                summand = kernels.narrow(tensor, 1.0 / self._workers, kind.dtype).detach()  # a view holds its base
+                summand = kernels.narrow(tensor, self._share, kind.dtype).detach()  # a view holds its base
             self._encode_seconds += time.perf_counter() - began
-            work = self._ledger.due(all_reduce(summand, dist.ReduceOp.SUM, self._group), **kind.amounts)
+            work = self._transport.launch(AllReduced(summand, self._group))
             self._travelling.append(_Travelling(tensor, summand, kind, work, done))
         except BaseException as error:
             self._fail(error)
@@ -89,7 +89,7 @@ class Direct:
     def _kind(self, tensor: Tensor) -> _Kind:
         dtype = self._scheme.summed_as(tensor.dtype)
         assert dtype is not None, f"{self._scheme.spec} has more to say of {tensor.dtype} than a sum"
-        sent = AllReduced(torch.empty(tensor.numel(), dtype=dtype, device="meta")).amounts(self._workers)
+        sent = AllReduced(torch.empty(tensor.numel(), dtype=dtype, device="meta"), self._group).amounts()
         kind = _Kind(dtype, {"messages": 1, "bytes_dense": tensor.nbytes, **sent})
         return self._kinds.setdefault((tensor.dtype, tensor.numel()), kind)
 
@@ -115,7 +115,7 @@ class Direct:
         self._answered = answered
         # All of it is the training thread's, so all of it is exposed.
         exposed, self._encode_seconds = self._encode_seconds + time.perf_counter() - entered, 0.0
-        self._ledger.add(encode_seconds=exposed - waited, wire_seconds=waited, exposed_seconds=exposed)
+        self._transport.ledger.add(encode_seconds=exposed - waited, wire_seconds=waited, exposed_seconds=exposed)
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
@@ -125,7 +125,7 @@ class Direct:
             each.done(error)
 
     def _oldest(self) -> _Travelling:
-        """Under way no longer, and booked."""
+        """Under way no longer, and counted."""
         each = self._travelling.popleft()
-        self._ledger.add(**each.kind.amounts)
+        self._transport.ledger.add(**each.kind.amounts)
         return each

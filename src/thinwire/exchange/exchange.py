@@ -1,26 +1,24 @@
-"""What a front door needs of an exchange, whichever it is."""
+"""What a worker's pipeline needs of an exchange, whichever it is; and how a conversation is held over one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch import Tensor
 
-from thinwire.control.controller import Controller
 from thinwire.core.bucket import Scratch
-from thinwire.core.ledger import Ledger
+from thinwire.core.request import Max, Mean, Request, Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.collectives import Collective
 from thinwire.exchange.direct import Direct
 from thinwire.exchange.lane import Lane, Rounds
+from thinwire.exchange.transport import Transport
 
 
 class Exchange(Protocol):
     """Answers requests. `workers` may shrink where an exchange goes on without the dead; `worker` is for life."""
 
-    ledger: Ledger
+    transport: Transport
     lane: Lane | None
     workers: int
     worker: int
@@ -28,6 +26,11 @@ class Exchange(Protocol):
     @property
     def route(self) -> str:
         """How requests travel, in words; all workers must have the same."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where small tensors that travel by themselves must live."""
         ...
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
@@ -42,16 +45,8 @@ class Exchange(Protocol):
         """Raise on every worker, naming the ranks, unless all say the same."""
         ...
 
-    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Rounds:
-        """A scheme's conversation as collectives."""
-        ...
-
-    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Rounds:
-        """Let the one controller of the group see the mean of all workers' numbers; its level, the same everywhere."""
-        ...
-
-    def controller_state(self, controller: Controller) -> dict[str, Any]:
-        """What the group's controller has learnt, wherever it runs. Every worker calls this."""
+    def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
+        """One request as rounds of collectives, in a conversation that counts on so many workers."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,17 +60,36 @@ class Exchange(Protocol):
         ...
 
 
-def in_parallel(*talks: Rounds) -> Rounds:
-    """Several talks at once: what each asks for next goes out together, in the order given. The first's result."""
-    results: dict[int, Tensor] = {}
-    while len(results) < len(talks):
+def drive(conversation: Conversation, exchange: Exchange, scratch: Scratch) -> Rounds:
+    """A conversation as rounds of collectives; its result."""
+    workers = exchange.workers  # that this conversation counts on, though some may be lost on the way
+    answer = None
+    while True:
+        try:
+            request = conversation.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = yield from _answer(request, exchange, workers, scratch)
+
+
+def _answer(request: Request, exchange: Exchange, workers: int, scratch: Scratch) -> Rounds:
+    if not isinstance(request, tuple):
+        return (yield from exchange.answer(request, workers, scratch))
+    parts = (_answer(each, exchange, workers, scratch.part(number)) for number, each in enumerate(request))
+    return (yield from in_parallel(*parts))
+
+
+def in_parallel(*several: Rounds) -> Rounds:
+    """Several at once: what each asks for next goes out together, in the order given. The tuple of their results."""
+    results: dict[int, Any] = {}
+    while len(results) < len(several):
         wanted: list[Collective] = []
-        for number, talk in enumerate(talks):
+        for number, rounds in enumerate(several):
             if number not in results:
                 try:
-                    wanted += next(talk)
+                    wanted += next(rounds)
                 except StopIteration as stop:
                     results[number] = stop.value
         if wanted:
             yield wanted
-    return results[0]
+    return tuple(results[number] for number in range(len(several)))

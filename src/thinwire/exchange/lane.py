@@ -1,4 +1,4 @@
-"""Lanes drive conversations over one process group, in an order that all ranks share.
+"""Lanes hold conversations over one process group, in an order that all ranks share.
 
 Collectives must start in the same order on every rank, whatever each rank's timing, so a lane's order depends only on
 the order in which jobs are submitted and on which is the last of its step.
@@ -14,16 +14,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias
-
-import torch.distributed as dist
-from torch import Tensor
+from typing import Any, TypeAlias
 
 from thinwire.core.bucket import Scratch
-from thinwire.core.ledger import Ledger, Started
-from thinwire.exchange.collectives import Collective
+from thinwire.exchange.collectives import Collective, Started
+from thinwire.exchange.transport import Transport
 
-Rounds: TypeAlias = Generator[Sequence[Collective], None, Tensor]
+Rounds: TypeAlias = Generator[Sequence[Collective], None, Any]  # what goes out together, round by round
 Done: TypeAlias = Callable[[BaseException | None], None]
 DEPTH = 2
 
@@ -34,19 +31,19 @@ class Job:
     def __init__(self, begin: Callable[[Scratch], Rounds], last: bool, done: Done):
         self.begin = begin
         self.last = last
-        self.result: Tensor | None = None
+        self.result: Any = None
         self.error: BaseException | None = None
         self.ended = False
         self.scratch: Scratch | None = None
-        self.talk: Rounds | None = None
+        self.rounds: Rounds | None = None
         self.works: list[Started] = []
         self._done = done
         self._under_way = threading.Lock()  # cheaper than an Event, and every bucket is a job
         self._under_way.acquire()
 
-    def end(self, result: Tensor | None, error: BaseException | None) -> None:
+    def end(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
-        self.talk, self.works = None, []
+        self.rounds, self.works = None, []
         self._done(error)
         self.ended = True
         self._under_way.release()
@@ -62,11 +59,9 @@ class Lane(ABC):
     """What drives jobs. After a failure it is dead: the ranks' orders may differ from then on, so every later job
     fails with the first error."""
 
-    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger):
-        self.ledger = ledger
+    def __init__(self, transport: Transport):
+        self.transport = transport
         self.error: BaseException | None = None
-        self._group = group
-        self._workers = workers
         self._active: deque[Job] = deque()  # oldest first
         self._scratches: list[Scratch] = []
         self._place = 0  # of the next job in its step
@@ -90,7 +85,7 @@ class Lane(ABC):
     def _begin(self, job: Job) -> None:
         job.scratch = self._memory_for(job)
         self._active.append(job)
-        job.talk = job.begin(job.scratch)
+        job.rounds = job.begin(job.scratch)
         self._advance(job)
 
     def _memory_for(self, job: Job) -> Scratch:
@@ -105,8 +100,8 @@ class Lane(ABC):
         return usual if usual in free else free[0]
 
     def _advance(self, job: Job) -> None:
-        """Wait for the job's answers, let it think, start what it asks for next."""
-        assert job.talk is not None and job.scratch is not None
+        """Wait for the job's answers, let it compute, start what it asks for next."""
+        assert job.rounds is not None
         began = time.perf_counter()
         for work in job.works:
             work.wait()
@@ -115,18 +110,17 @@ class Lane(ABC):
         answered = time.perf_counter()
         wanted, result = None, None
         try:
-            wanted = next(job.talk)
+            wanted = next(job.rounds)
         except StopIteration as stop:
             result = stop.value
         # One entry, not two timers: this runs twice and more for every bucket.
-        self.ledger.add(wire_seconds=answered - began, encode_seconds=time.perf_counter() - answered)
+        self.transport.ledger.add(wire_seconds=answered - began, encode_seconds=time.perf_counter() - answered)
         if wanted is None:
             self._active.remove(job)
             job.end(result, None)
             return
         for collective in wanted:
-            work = collective.start(self._group)
-            job.works.append(self.ledger.started(work, messages=1, **collective.amounts(self._workers)))
+            job.works.append(self.transport.start(collective))
 
     def _fail(self, error: BaseException, job: Job | None) -> None:
         self.error = self.error or error
@@ -149,8 +143,8 @@ class Threaded(Lane):
     Closing joins the thread; a thread still alive at interpreter exit would abort the process.
     """
 
-    def __init__(self, group: dist.ProcessGroup, workers: int, ledger: Ledger, name: str):
-        super().__init__(group, workers, ledger)
+    def __init__(self, transport: Transport, name: str):
+        super().__init__(transport)
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from thinwire.core.ledger import Started
-from thinwire.exchange.collectives import all_gather
+from thinwire.exchange.collectives import Started, all_gather
 
 # The last works of every group. PyTorch's all_gather_object lets go of its own at once: if the group's thread is then
 # the last to hold one, it needs the interpreter to free the tensors, and where that is on its way out, the process

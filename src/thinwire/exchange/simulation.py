@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.feedback import wrap
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
-from thinwire.core.request import Max, Mean, Request, Sum
+from thinwire.core.partition import Exempt, Partition, exempted, like
+from thinwire.core.request import Answer, Max, Mean, Request, Sum
 from thinwire.core.scheme import Scheme
 from thinwire.core.warmup import warm_up
 from thinwire.exchange import arithmetic
@@ -27,6 +29,8 @@ class Simulation:
 
     Every answer is computed once, by the arithmetic that the network's ranks use, so the result is what they would
     get, bit for bit; only float sums may differ, because an all-reduce adds in an order of its own.
+
+    exempt: which tensors travel exact, as in `attach`; here none unless it is said.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Simulation:
         *,
         workers: int,
         feedback: str | bool = "auto",
+        exempt: Exempt = (),
         route: Route = "auto",
         warmup_steps: int = 0,
         warmup_level: float | None = None,
@@ -50,6 +55,8 @@ class Simulation:
         self.step = 0
         self.bytes_sent = 0.0  # per worker, all steps: what AllReduce would send, averaged over the workers
         self.memories = [Memory() for _ in range(workers)]
+        self._exempt = exempt
+        self._exempted: dict[str, bool] = {}  # by name
         self._scratches = [Scratch() for _ in range(workers)]
         self._layout: Layout | None = None
 
@@ -59,22 +66,21 @@ class Simulation:
             raise ValueError(f"expected one tensor for each of {self.workers} workers, got {len(tensors)}")
         given = [t if isinstance(t, Mapping) else {"tensor": t} for t in tensors]
         layout = self._layout_of(given)
-        dtype = next(iter(given[0].values())).dtype
-        working = dtype if self.scheme.any_float else torch.promote_types(dtype, torch.float32)
+        self._meet(given[0])
+        dtypes = {name: tensor.dtype for name, tensor in given[0].items()}
+        dtype = functools.reduce(torch.promote_types, dtypes.values())
         buckets = [
             Bucket(
-                torch.cat([named[name].detach().reshape(-1).to(working) for name in layout.names]),
+                torch.cat([named[name].detach().reshape(-1).to(dtype) for name in layout.names]),
                 layout, self.workers, worker, self.step, self.seed, scratch=self._scratches[worker],
             )
             for worker, named in enumerate(given)
         ]  # fmt: skip
-        self._remember(buckets[0])
-        level = self.scheme.level if level is None else level
-        mean = self._converse(buckets, level).to(dtype)
+        scheme = Partition(self.scheme, frozenset(name for name in layout.names if self._exempted[name]))
+        mean = self._converse(scheme, buckets, self.scheme.level if level is None else level)
         self.step += 1
-        if isinstance(tensors[0], Mapping):
-            return {s.name: mean[s.start : s.stop].view(s.shape) for s in layout.segments}
-        return mean.view(tensors[0].shape)
+        means = {s.name: mean[s.start : s.stop].view(s.shape).to(dtypes[s.name]) for s in layout.segments}
+        return means if isinstance(tensors[0], Mapping) else means["tensor"]
 
     def _layout_of(self, given: Sequence[Named]) -> Layout:
         shapes = [(name, tuple(tensor.shape)) for name, tensor in given[0].items()]
@@ -86,22 +92,24 @@ class Simulation:
             self._layout = layout
         return self._layout
 
-    def _remember(self, bucket: Bucket) -> None:
-        for name, tensor in bucket.tensors().items():
-            for memory in self.memories:
-                if name not in memory.names:
-                    memory.add(name, self.scheme.init(name, tensor, self.seed))
+    def _meet(self, named: Named) -> None:
+        """For names that were not here before: are they exempt, and if not, what is remembered of them."""
+        for name, tensor in named.items():
+            if name not in self._exempted:
+                self._exempted[name] = exempted(self._exempt, self.scheme, name, tensor)
+                for memory in self.memories if not self._exempted[name] else ():
+                    memory.add(name, self.scheme.init(name, like(tensor), self.seed))
 
-    def _converse(self, buckets: list[Bucket], level: float) -> Tensor:
-        talks = [
-            self.scheme.converse(bucket, memory, level) for bucket, memory in zip(buckets, self.memories, strict=True)
+    def _converse(self, scheme: Scheme, buckets: list[Bucket], level: float) -> Tensor:
+        conversations = [
+            scheme.converse(bucket, memory, level) for bucket, memory in zip(buckets, self.memories, strict=True)
         ]
-        answers: list[Tensor | None] = [None] * self.workers
+        answers: list[Any] = [None] * self.workers
         while True:
             requests, means = [], []
-            for talk, answer in zip(talks, answers, strict=True):
+            for conversation, answer in zip(conversations, answers, strict=True):
                 try:
-                    requests.append(talk.send(answer))  # type: ignore[arg-type]
+                    requests.append(conversation.send(answer))
                 except StopIteration as stop:
                     means.append(stop.value)
             if means:
@@ -109,22 +117,24 @@ class Simulation:
                 return means[0]
             answer = self._answer(requests)
             # A worker may write over its answer, so each gets its own.
-            answers = [answer, *(answer.clone() for _ in range(self.workers - 1))]
+            answers = [answer, *(_copy(answer) for _ in range(self.workers - 1))]
 
-    def _answer(self, requests: Sequence[Request]) -> Tensor:
-        first = requests[0]
+    def _answer(self, requests: Sequence[Any]) -> Answer:
+        first: Request = requests[0]
         assert all(type(request) is type(first) for request in requests), "workers ask different things"
+        if isinstance(first, tuple):
+            return tuple(self._answer(each) for each in zip(*requests, strict=True))
         if isinstance(first, Mean):
-            return self._mean(requests)  # type: ignore[arg-type]
+            return self._mean(requests)
         if isinstance(first, Max):
             self._count_all_reduce(first.tensor)
-            return torch.stack([request.tensor for request in requests]).amax(0)  # type: ignore[union-attr]
+            return torch.stack([request.tensor for request in requests]).amax(0)
         if first.width is not None:
-            return self._integer_sum(requests)  # type: ignore[arg-type]
+            return self._integer_sum(requests)
         self._count_all_reduce(first.tensor)
         total = first.tensor.clone()
         for request in requests[1:]:
-            total += request.tensor  # type: ignore[union-attr]
+            total += request.tensor
         return total
 
     def _mean(self, requests: Sequence[Mean]) -> Tensor:
@@ -135,7 +145,7 @@ class Simulation:
             size = arithmetic.aligned(codec.nbytes(layout, level))
             datas = [self._buffer(request, "gather", size) for request in requests]
             for request, data in zip(requests, datas, strict=True):
-                arithmetic.encode_padded(request.codec, request.bucket, level, data)
+                codec.encode_padded(request.bucket, level, data, request.encode)
             arithmetic.add_payloads(codec, layout, level, datas, 1.0 / self.workers, out)
             self.bytes_sent += (self.workers - 1) * size
             return out
@@ -147,7 +157,7 @@ class Simulation:
             datas = []
             for request, pieces in zip(requests, parts, strict=True):
                 data = self._buffer(request, "gather", sizes[owner])
-                arithmetic.encode_padded(request.codec, pieces[owner], level, data)
+                codec.encode_padded(pieces[owner], level, data, request.encode)
                 datas.append(data)
             part = parts[owner][owner]
             again = torch.empty(sizes[owner], dtype=torch.uint8, device=out.device)
@@ -167,9 +177,8 @@ class Simulation:
             size = arithmetic.packed_size(stop - start, width)
             datas = []
             for request in requests:
-                data = torch.zeros(size, dtype=torch.uint8, device=out.device)
-                whole = kernels.packed_int_bytes(stop - start, width)
-                kernels.pack_ints(request.tensor[start:stop], width, out=data[:whole])
+                data = torch.empty(size, dtype=torch.uint8, device=out.device)
+                arithmetic.pack_padded(request.tensor[start:stop], width, data)
                 datas.append(data)
             arithmetic.add_integers(datas, width, saturate, out[start:stop])
             sizes.append(size)
@@ -181,3 +190,7 @@ class Simulation:
 
     def _count_all_reduce(self, tensor: Tensor) -> None:
         self.bytes_sent += 2 * (self.workers - 1) * tensor.numel() * tensor.element_size() / self.workers
+
+
+def _copy(answer: Answer) -> Answer:
+    return tuple(_copy(each) for each in answer) if isinstance(answer, tuple) else answer.clone()

@@ -5,19 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire import schemes
 from thinwire.core.bucket import Bucket
 from thinwire.core.scheme import Codec
 from thinwire.gossip.node import Node
-
-
-def codec_of(spec: Codec | str, mixer: str) -> Codec:
-    """The codec that `spec` describes; schemes that need more than one message per worker are no codecs."""
-    codec = schemes.parse(spec)
-    if not isinstance(codec, Codec):
-        known = ", ".join(name for name, scheme in schemes.registry().items() if issubclass(scheme, Codec))
-        raise ValueError(f"{mixer}: codec must be one of {known}; {codec.spec} is not just encode and decode")
-    return codec
 
 
 def encoded(codec: Codec, values: Tensor, node: Node) -> Tensor:
@@ -26,7 +16,7 @@ def encoded(codec: Codec, values: Tensor, node: Node) -> Tensor:
         values.to(torch.float32), node.layout,
         worker=node.number, step=node.step, seed=node.seed, scratch=node.scratch,
     )  # fmt: skip
-    return codec.payload(bucket, codec.level).data
+    return codec.payload(bucket, codec.level)
 
 
 def decoded(codec: Codec, payload: Tensor, node: Node) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from thinwire.core.ledger import Ledger
+from thinwire.exchange.transport import Transport
 from thinwire.gossip import graphs, mixers
 from thinwire.gossip.agreement import agree
 from thinwire.gossip.mixer import Mixer
@@ -46,7 +46,7 @@ class Gossip:
         timeout_seconds: float = 300.0,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
-        ledger: Ledger | None = None,
+        transport: Transport | None = None,
     ):
         """Call it on every rank of `group`, with the same arguments.
 
@@ -55,7 +55,7 @@ class Gossip:
             connected; "raise": raise LostRank.
         timeout_seconds: how long to wait for a neighbour that neither speaks nor dies before TimeoutError;
             longer than the slowest rank's step.
-        ledger: counts what is sent; one of its own unless given.
+        transport: starts and counts what is sent; one of its own unless given.
         """
         if not dist.is_initialized():
             raise ValueError("Gossip needs torch.distributed: call init_process_group first")
@@ -69,8 +69,9 @@ class Gossip:
             use_local_synchronization=group is not None,
         )
         assert isinstance(own, dist.ProcessGroup)
-        self.ledger = ledger or Ledger()
-        self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, ledger=self.ledger)
+        transport = transport or Transport()
+        self.ledger = transport.ledger
+        self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, transport=transport)
         # Its thread starts when first used, and is joined in close() or, at the latest, at exit.
         self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
         self._mixing: Future[None] | None = None

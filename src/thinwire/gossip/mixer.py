@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+
+from thinwire.core.spec import Specced
 
 if TYPE_CHECKING:
     from thinwire.gossip.node import Node
@@ -22,7 +24,7 @@ Mixing: TypeAlias = Generator[Messages, Messages, None]
 
 
 @dataclass(frozen=True)
-class Mixer(ABC):
+class Mixer(Specced, ABC):
     """One gossip step: neighbours talk, and `node.flat` moves towards their mean.
 
     Subclasses are frozen dataclasses whose fields are the options of the spec text; all that lasts lives in
@@ -34,16 +36,6 @@ class Mixer(ABC):
 
     varying: ClassVar[bool] = True
     summary: ClassVar[str]  # one line: what it is for
-
-    @property
-    def name(self) -> str:
-        return type(self).__name__.lower()
-
-    @property
-    def spec(self) -> str:
-        """The spec text that makes this mixer again."""
-        options = ", ".join(f"{f.name}={_plain(getattr(self, f.name))!r}" for f in fields(self))
-        return f"{self.name}({options})" if options else self.name
 
     def init(self, node: Node) -> dict[str, dict[str, Tensor]]:
         """{parameter: {key: tensor}}: what a node remembers of itself before the first step."""
@@ -76,7 +68,3 @@ def as_values(payload: Tensor, like: Tensor) -> Tensor:
     if payload.numel() != like.numel() * like.element_size():
         raise ValueError(f"a neighbour sent {payload.numel()} bytes, expected {like.numel() * like.element_size()}")
     return payload.view(like.dtype)
-
-
-def _plain(value: Any) -> Any:
-    return value.spec if hasattr(value, "spec") else value

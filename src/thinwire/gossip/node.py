@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from thinwire.core.bucket import Layout, Scratch
+from thinwire.core.bucket import Scratch
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.gossip.mixer import Mixer, Mixing
 

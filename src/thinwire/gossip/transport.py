@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.core.bucket import Scratch
-from thinwire.core.ledger import Ledger, Started
+from thinwire.exchange.collectives import Started, amounts
+from thinwire.exchange.transport import Transport
 
 
 class LostRank(RuntimeError):
@@ -27,12 +29,12 @@ class PointToPoint:
     A time-out is no death: gloo closes all of a group's connections when one receive times out, so it raises.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout_seconds: float, ledger: Ledger):
+    def __init__(self, group: dist.ProcessGroup, *, timeout_seconds: float, transport: Transport):
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.lost: set[int] = set()
         self._group = group
         self._timeout_seconds = timeout_seconds
-        self._ledger = ledger
+        self._transport = transport
         self._scratch = Scratch()
         self._news_bytes = -(-self.ranks // 8)
         self._round = 0
@@ -59,15 +61,9 @@ class PointToPoint:
         inbox = {rank: self._buffer(f"from {rank}", size) for rank, size in sizes.items()}
         outbox = {rank: self._with_news(rank, message) for rank, message in messages.items()}
         # Receives first, so that no message has to wait for a place to land.
-        started: list[tuple[int, Started | None]] = [
-            (rank, self._start(dist.irecv, buffer, rank, tag)) for rank, buffer in inbox.items()
-        ]
-        for rank, buffer in outbox.items():
-            work, size = self._start(dist.isend, buffer, rank, tag), buffer.numel()
-            if work is not None:
-                work = self._ledger.started(work, messages=1, sends=1, bytes_given=size, bytes_sent=size)
-            started.append((rank, work))
-        with self._ledger.timed("wire_seconds"):
+        started = [(rank, self._receive(buffer, rank, tag)) for rank, buffer in inbox.items()]
+        started += [(rank, self._send(buffer, rank, tag)) for rank, buffer in outbox.items()]
+        with self._transport.ledger.timed("wire_seconds"):
             broken = {rank for rank, work in started if not self._finished(rank, work)}
         self.lost |= broken
         heard = {rank: buffer for rank, buffer in inbox.items() if rank not in broken}
@@ -137,11 +133,13 @@ class PointToPoint:
             raise LostRank(f"rank {self.rank} was given up: its connection to another rank broke")
         self.lost |= told
 
-    def _start(self, start, buffer: Tensor, rank: int, tag: int) -> dist.Work | None:
-        try:
-            return start(buffer, dist.get_global_rank(self._group, rank), group=self._group, tag=tag)
-        except RuntimeError:  # the connection was found broken before anything was started on it
-            return None
+    def _receive(self, buffer: Tensor, rank: int, tag: int) -> Started | None:
+        with suppress(RuntimeError):  # the connection was found broken before anything was started on it
+            return dist.irecv(buffer, dist.get_global_rank(self._group, rank), group=self._group, tag=tag)
+
+    def _send(self, buffer: Tensor, rank: int, tag: int) -> Started | None:
+        with suppress(RuntimeError):
+            return self._transport.start(_Message(buffer, dist.get_global_rank(self._group, rank), tag, self._group))
 
     def _finished(self, rank: int, work: Started | None) -> bool:
         if work is None:
@@ -155,3 +153,21 @@ class PointToPoint:
                 raise TimeoutError(f"{waited}; does every rank mix equally often?") from error
             return False
         return True
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A message to one rank, shaped like a collective: point to point, what is given is sent once."""
+
+    tensor: Tensor
+    rank: int  # in the whole job
+    tag: int
+    group: dist.ProcessGroup
+
+    def amounts(self) -> dict[str, float]:
+        return amounts(self.tensor.numel(), self.tensor.numel(), 1)
+
+    def start(self) -> Started:
+        work = dist.isend(self.tensor, self.rank, group=self.group, tag=self.tag)
+        assert work is not None
+        return work

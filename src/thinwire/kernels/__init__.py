@@ -1,23 +1,22 @@
-"""The operations that touch every entry. `reference` says what each means; native code does the same,
-fast.
-"""
+"""The operations that touch every entry: checked here, done by one of the `backends`."""
 
+from thinwire.kernels.backends import native, reference
+from thinwire.kernels.blockstats import all_finite, block_absmax, block_statistics
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
+from thinwire.kernels.draws import random_u32
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
-from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes, unpack_ints
+from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes
 from thinwire.kernels.levels import Levels
 from thinwire.kernels.quantize import (
     dequantize_levels,
     dequantize_levels_add,
-    dequantize_uniform,
     dequantize_uniform_add,
     packed_bytes,
     quantize_levels,
     quantize_uniform,
 )
 from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
-from thinwire.kernels.statistics import all_finite, block_absmax, block_statistics
 
 __all__ = [
     "Levels",
@@ -30,23 +29,24 @@ __all__ = [
     "decode_indices",
     "dequantize_levels",
     "dequantize_levels_add",
-    "dequantize_uniform",
     "dequantize_uniform_add",
     "encode_indices",
     "gather",
     "hadamard_",
     "index_bytes",
     "narrow",
+    "native",
     "pack_ints",
     "packed_bytes",
     "packed_int_bytes",
     "put_",
     "quantize_levels",
     "quantize_uniform",
+    "random_u32",
+    "reference",
     "scale_cast",
     "scatter_add",
     "take_",
     "top_k",
-    "unpack_ints",
     "widen",
 ]

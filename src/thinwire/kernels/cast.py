@@ -6,25 +6,14 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
-from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import cast as reference
-
-_SCALE = {torch.float32: "scale", torch.float16: "scale_to_fp16", torch.bfloat16: "scale_to_bf16"}
-_NARROW = {torch.float16: "narrow_to_fp16", torch.bfloat16: "narrow_to_bf16"}
-_WIDEN = {torch.float16: "widen_from_fp16", torch.bfloat16: "widen_from_bf16"}
-_ADD = {torch.float16: "add_from_fp16", torch.bfloat16: "add_from_bf16"}
+from thinwire.kernels.backends import implementation, reference
 
 
 def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    """out = weight * x in x's dtype, then rounded to out's. `out` may be x's own memory if the dtypes are
-    equal.
-    """
+    """out = weight * x in x's dtype, then rounded to out's, which may be x's own memory if the dtypes are equal."""
     check.flat("x", x, dtypes=check.FLOATS)
     check.flat("out", out, dtypes=check.FLOATS, like=x, numel=x.numel())
-    native = for_tensors(x, out)
-    if native is None or x.dtype is not torch.float32 or out.dtype not in _SCALE:
-        return reference.scale_cast(x, weight, out)
-    getattr(native, _SCALE[out.dtype])(x.data_ptr(), weight, out.data_ptr(), x.numel(), threads())
+    implementation(reference.scale_cast, x.device, x.dtype, out.dtype)(x, weight, out)
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
@@ -35,11 +24,7 @@ def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
     check.flat("x", x, dtypes=check.FLOATS)
     if dtype not in check.FLOATS or dtype.itemsize > x.itemsize:
         raise ValueError(f"x is {x.dtype}, so dtype must be a float of at most {x.itemsize} bytes, got {dtype}")
-    native = for_tensors(x)
-    if native is None or x.dtype is not torch.float32 or dtype not in _NARROW:
-        return reference.narrow(x, weight, dtype)
-    getattr(native, _NARROW[dtype])(x.data_ptr(), weight, x.numel(), threads())
-    return reference.front(x, dtype)
+    return implementation(reference.narrow, x.device, x.dtype, dtype)(x, weight, dtype)
 
 
 def widen(x: Tensor, out: Tensor) -> None:
@@ -48,17 +33,11 @@ def widen(x: Tensor, out: Tensor) -> None:
     check.flat("x", x, dtypes=check.FLOATS, like=out, numel=out.numel())
     if x.data_ptr() != out.data_ptr() or x.itemsize > out.itemsize:
         raise ValueError("x must lie in the front of out's memory, as narrow() leaves it")
-    native = for_tensors(x)
-    if native is None or out.dtype is not torch.float32 or x.dtype not in _WIDEN:
-        return reference.widen(x, out)
-    getattr(native, _WIDEN[x.dtype])(out.data_ptr(), out.numel(), threads())
+    implementation(reference.widen, x.device, x.dtype, out.dtype)(x, out)
 
 
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
     """out += weight * x, in out's dtype."""
     check.flat("x", x, dtypes=check.FLOATS)
     check.flat("out", out, dtypes=check.FLOATS, like=x, numel=x.numel())
-    native = for_tensors(x, out)
-    if native is None or out.dtype is not torch.float32 or x.dtype not in _ADD:
-        return reference.cast_add(x, weight, out)
-    getattr(native, _ADD[x.dtype])(x.data_ptr(), weight, out.data_ptr(), x.numel(), threads())
+    implementation(reference.cast_add, x.device, x.dtype, out.dtype)(x, weight, out)

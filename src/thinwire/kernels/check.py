@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends.reference.draws import COUNTERS
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -30,6 +32,12 @@ def flat(name: str, tensor: Tensor, *, dtypes: tuple[torch.dtype, ...], like: Te
         raise ValueError(f"{name} has {tensor.numel()} elements, expected at least {at_least}")
 
 
+def optional(name: str, tensor: Tensor | None, *, dtypes: tuple[torch.dtype, ...], like: Tensor, numel: int) -> None:
+    """The same of a tensor that need not be given."""
+    if tensor is not None:
+        flat(name, tensor, dtypes=dtypes, like=like, numel=numel)
+
+
 def within(name: str, value: int, low: int, high: int) -> None:
     """`value` is an integer in low..high."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -45,9 +53,7 @@ class BlockSizes(NamedTuple):
 
 
 def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = None) -> BlockSizes:
-    """`starts` and `block` describe the blocks of a buffer (see `reference`) of `numel` elements, where that
-    is known.
-    """
+    """`starts` and `block` describe the blocks of a buffer (see `reference`), of `numel` elements if that is known."""
     within("block", block, 0, 1 << 48)
     flat("starts", starts, dtypes=(torch.int64,), at_least=1)
     if starts.device.type != "cpu":
@@ -65,3 +71,12 @@ def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = Non
         count += full + (rest > 0) if block else 1
         packed += full * block_bytes + (rest * bits + 7) // 8
     return BlockSizes(len(ends) - 1, count, packed)
+
+
+def draws(keys: Tensor, counters: Tensor, starts: Tensor, stretches: int, numel: int) -> None:
+    """Every stretch has a key and a first counter, and counters do not run out before the end of the buffer."""
+    flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=stretches)
+    flat("counters", counters, dtypes=(torch.int64,), like=starts, numel=stretches)
+    first = counters.tolist()
+    if min(first, default=0) < 0 or max(first, default=0) + numel > COUNTERS:
+        raise ValueError(f"counters must stay in 0..2^32 to the end of the buffer, got {first[:8]}")

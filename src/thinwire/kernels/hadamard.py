@@ -6,45 +6,22 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
-from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import hadamard as reference
-from thinwire.kernels.reference.random import COUNTERS
+from thinwire.kernels.backends import implementation, reference
 
 LARGEST_BLOCK = 2**30
-LARGEST_STRIDE = 2**31 - 1
 
 
-def hadamard_(
-    x: Tensor,
-    starts: Tensor,
-    block: int,
-    *,
-    keys: Tensor,
-    counters: Tensor,
-    stride: int = 1,
-    inverse: bool = False,
-) -> None:
-    """Rotates every stretch of x in groups of `block` entries (a power of two) with random signs, or back.
+def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
+    """Rotates every stretch of x in blocks of `block` entries (a power of two) with random signs, or back.
 
-    stride = 1: contiguous blocks; a block as long as the stretch, or longer: the full rotation. stride > 1:
-    the entries of a group lie `stride` apart. Lengths need not be multiples: what is left is rotated in
-    smaller blocks.
+    A block as long as the stretch, or longer: the full rotation. What is left over is rotated in smaller blocks.
     """
     check.flat("x", x, dtypes=(torch.float32, torch.float64))
     check.within("block", block, 1, LARGEST_BLOCK)
-    check.within("stride", stride, 1, LARGEST_STRIDE)
     if block & (block - 1):
         raise ValueError(f"block must be a power of two, got {block}")
     stretches = check.blocks(starts, block, numel=x.numel()).stretches
-    check.flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=stretches)
-    check.flat("counters", counters, dtypes=(torch.int64,), like=starts, numel=stretches)
-    first = counters.tolist()
-    if min(first, default=0) < 0 or max(first, default=0) + x.numel() > COUNTERS:
-        raise ValueError(f"counters must stay in 0..2^32 to the end of the buffer, got {first[:8]}")
-    native = for_tensors(x) if x.dtype is torch.float32 else None
-    if native is None:
-        return reference.hadamard_(x, starts, block, stride, keys, counters, inverse)
-    native.hadamard(
-        x.data_ptr(), x.numel(), starts.data_ptr(), stretches, block, stride, keys.data_ptr(),
-        counters.data_ptr(), inverse, threads(),
-    )  # fmt: skip
+    check.draws(keys, counters, starts, stretches, x.numel())
+    implementation(reference.hadamard_, x.device, x.dtype)(
+        x, starts, block, keys=keys, counters=counters, inverse=inverse
+    )

@@ -1,4 +1,4 @@
-"""Packed narrow integers: pack, unpack, add, add with saturation. Meaning: `reference.integers`."""
+"""Packed narrow integers: pack, add, add with saturation. Meaning: `reference.integers`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
-from thinwire.kernels.native import for_tensors, threads
-from thinwire.kernels.reference import integers as reference
+from thinwire.kernels.backends import implementation, reference
 
 
 def packed_int_bytes(count: int, width: int) -> int:
@@ -17,42 +16,22 @@ def packed_int_bytes(count: int, width: int) -> int:
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). One that does not fit:
-    ValueError.
-    """
+    """The values (int32) as `width` bits each, two's complement, into `out` (uint8). ValueError if one does not fit."""
     _check(out, width, values)
-    native = for_tensors(values, out)
-    if native is None:
-        return reference.pack_ints(values, width, out)
-    native.pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), threads())
-
-
-def unpack_ints(data: Tensor, width: int, out: Tensor) -> None:
-    """out (int32) = the integers that `pack_ints` packed."""
-    _check(data, width, out)
-    native = for_tensors(data, out)
-    if native is None:
-        return reference.unpack_ints(data, width, out)
-    native.unpack_ints(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
+    implementation(reference.pack_ints, values.device)(values, width, out)
 
 
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:
     """out (int32) += the integers; sums wrap at 32 bits."""
     _check(data, width, out)
-    native = for_tensors(data, out)
-    if native is None:
-        return reference.add_packed(data, width, out)
-    native.add_packed(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
+    implementation(reference.add_packed, data.device)(data, width, out)
 
 
 def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
     """out (int32) += the integers, then clipped to +-(2^(width-1) - 1): call it once per addend, in order."""
     _check(data, width, out)
     check.within("width", width, 2, 32)
-    native = for_tensors(data, out)
-    if native is None:
-        return reference.add_packed_saturating(data, width, out)
-    native.add_packed_saturating(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), threads())
+    implementation(reference.add_packed_saturating, data.device)(data, width, out)
 
 
 def _check(data: Tensor, width: int, values: Tensor) -> None:

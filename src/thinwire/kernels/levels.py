@@ -16,20 +16,18 @@ _MOST_CELLS = 4096  # of the search grid: it must stay in the nearest cache
 class Levels:
     """2^bits strictly increasing float32 levels, bits = 1..8. Make it once and keep it.
 
-    A grid of equal cells over the table lets a kernel look up the interval in which a value's cell begins;
-    `crowd` comparisons inside the cell give the value's own. `crowd` is 1 unless gaps differ by a factor of
-    thousands.
+    A grid of equal cells over the table lets a kernel look up the interval in which a value's cell begins; `crowd`
+    comparisons inside the cell give the value's own. `crowd` is 1 unless gaps differ by a factor of thousands.
     """
 
     table: Tensor  # float32[2^bits], in CPU memory
     bits: int = field(init=False)
-    next: Tensor = field(
-        init=False, repr=False
-    )  # float32[2^bits]: the level that begins the next interval; NaN at the end
-    interval: Tensor = field(init=False, repr=False)  # float32[2^bits, 2]: each level, and 1 / the gap above it
-    cell: Tensor = field(
-        init=False, repr=False
-    )  # float32[cells, 2]: the interval it begins in (as int32), what ends that
+    # float32[2^bits]: the level that begins the next interval; NaN at the end
+    next: Tensor = field(init=False, repr=False)
+    # float32[2^bits, 2]: each level, and 1 / the gap above it
+    interval: Tensor = field(init=False, repr=False)
+    # float32[cells, 2]: the interval that the cell begins in (as int32), and what ends that
+    cell: Tensor = field(init=False, repr=False)
     cells: int = field(init=False, repr=False)
     crowd: int = field(init=False, repr=False)
     cells_per_unit: float = field(init=False, repr=False)
@@ -63,8 +61,7 @@ def _grid(table: Tensor, following: Tensor) -> dict[str, Tensor | int | float]:
     cells = 2 * table.numel()
     while True:
         per_unit = float((cells / span).item())
-        # The kernel's own arithmetic, float32 step by step: a level and a value in its cell must agree on
-        # the cell.
+        # The kernel's own arithmetic, float32 step by step: a level and a value in its cell must agree on the cell.
         cell = ((table[1:-1] - table[0]) * per_unit).clamp(0, cells - 1).to(torch.int64)
         inside = torch.bincount(cell, minlength=cells)
         crowd = int(inside.max())

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import check
+from thinwire.kernels.backends import implementation, reference
 from thinwire.kernels.levels import Levels
-from thinwire.kernels.native import address, for_tensors, threads
-from thinwire.kernels.reference import quantize as reference
-from thinwire.kernels.reference.random import COUNTERS
 
 _WORKING = (torch.float32, torch.float64)
 
@@ -21,176 +19,63 @@ def packed_bytes(starts: Tensor, block: int, bits: int) -> int:
 
 
 def quantize_uniform(
-    x: Tensor,
-    starts: Tensor,
-    block: int,
-    bits: int,
-    radius: Tensor,
-    *,
-    keys: Tensor | None,
-    counters: Tensor,
-    out: Tensor,
-    lost: Tensor | None = None,
-) -> None:
+    x: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
     """Quantise to 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
 
-    Stochastic, by a draw that depends on the element's stretch's key and on its counter; nearest where keys
-    is None. `lost`, where given, gets x - decoded value; it may be x's own memory. Blocks whose radius is
-    not finite decode to NaN.
+    Stochastic, by a draw from the key of the element's stretch and its counter; nearest where keys is None. `lost`,
+    where given, gets x - decoded value; it may be x's own memory. Blocks whose radius is not finite decode to NaN.
     """
     check.within("bits", bits, 1, 8)
     _check_encode(x, starts, block, bits, radius, keys, counters, out, lost)
-    native = _native_for(x, radius, out, lost)
-    if native is None:
-        return reference.quantize_uniform(
-            x, starts, block, bits, radius, keys=keys, counters=counters, out=out, lost=lost
-        )
-    native.quantize_uniform(
-        x.data_ptr(),
-        x.numel(),
-        starts.data_ptr(),
-        starts.numel() - 1,
-        block,
-        bits,
-        radius.data_ptr(),
-        radius.numel(),
-        address(keys),
-        counters.data_ptr(),
-        out.data_ptr(),
-        out.numel(),
-        address(lost),
-        threads(),
+    implementation(reference.quantize_uniform, x.device, x.dtype, radius.dtype)(
+        x, starts, block, bits, radius, keys=keys, counters=counters, out=out, lost=lost
     )
 
 
 def quantize_levels(
-    x: Tensor,
-    starts: Tensor,
-    block: int,
-    levels: Levels,
-    scale: Tensor,
-    *,
-    keys: Tensor | None,
-    counters: Tensor,
-    out: Tensor,
-    lost: Tensor | None = None,
-) -> None:
+    x: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
     """Quantise to levels.table * scale_j per block, pack into `out`: see `quantize_uniform` for the rest.
 
     Stochastic in the value domain between the two neighbouring levels; the nearer end beyond the table.
     """
     _check_encode(x, starts, block, levels.bits, scale, keys, counters, out, lost)
-    native = _native_for(x, scale, out, lost)
-    if native is None:
-        return reference.quantize_levels(
-            x,
-            starts,
-            block,
-            levels.table.to(x.device),
-            scale,
-            keys=keys,
-            counters=counters,
-            out=out,
-            lost=lost,
-        )
-    native.quantize_levels(
-        x.data_ptr(),
-        x.numel(),
-        starts.data_ptr(),
-        starts.numel() - 1,
-        block,
-        levels.bits,
-        levels.table.data_ptr(),
-        levels.next.data_ptr(),
-        levels.interval.data_ptr(),
-        levels.cell.data_ptr(),
-        levels.cells,
-        levels.crowd,
-        levels.cells_per_unit,
-        scale.data_ptr(),
-        scale.numel(),
-        address(keys),
-        counters.data_ptr(),
-        out.data_ptr(),
-        out.numel(),
-        address(lost),
-        threads(),
+    implementation(reference.quantize_levels, x.device, x.dtype, scale.dtype)(
+        x, starts, block, levels, scale, keys=keys, counters=counters, out=out, lost=lost
     )
-
-
-def dequantize_uniform(
-    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = weight * value, for codes made by `quantize_uniform`."""
-    _dequantize_uniform(codes, starts, block, bits, radius, weight, out, add=False)
 
 
 def dequantize_uniform_add(
     codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
 ) -> None:
     """out += weight * value, for codes made by `quantize_uniform`."""
-    _dequantize_uniform(codes, starts, block, bits, radius, weight, out, add=True)
+    check.within("bits", bits, 1, 8)
+    _check_decode(codes, starts, block, bits, radius, out)
+    implementation(reference.dequantize_uniform_add, out.device, out.dtype, radius.dtype)(
+        codes, starts, block, bits, radius, weight, out=out
+    )
 
 
 def dequantize_levels(
     codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
     """out = weight * value, for codes made by `quantize_levels`."""
-    _dequantize_levels(codes, starts, block, levels, scale, weight, out, add=False)
+    _check_decode(codes, starts, block, levels.bits, scale, out)
+    implementation(reference.dequantize_levels, out.device, out.dtype, scale.dtype)(
+        codes, starts, block, levels, scale, weight, out=out
+    )
 
 
 def dequantize_levels_add(
     codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
     """out += weight * value, for codes made by `quantize_levels`."""
-    _dequantize_levels(codes, starts, block, levels, scale, weight, out, add=True)
-
-
-def _dequantize_uniform(codes, starts, block, bits, radius, weight, out, *, add: bool) -> None:
-    check.within("bits", bits, 1, 8)
-    _check_decode(codes, starts, block, bits, radius, out)
-    native = _native_for(out, radius, codes, None)
-    if native is None:
-        meaning = reference.dequantize_uniform_add if add else reference.dequantize_uniform
-        return meaning(codes, starts, block, bits, radius, weight, out=out)
-    native.dequantize_uniform(
-        codes.data_ptr(),
-        codes.numel(),
-        starts.data_ptr(),
-        starts.numel() - 1,
-        block,
-        bits,
-        radius.data_ptr(),
-        radius.numel(),
-        weight,
-        add,
-        out.data_ptr(),
-        out.numel(),
-        threads(),
-    )
-
-
-def _dequantize_levels(codes, starts, block, levels, scale, weight, out, *, add: bool) -> None:
     _check_decode(codes, starts, block, levels.bits, scale, out)
-    native = _native_for(out, scale, codes, None)
-    if native is None:
-        meaning = reference.dequantize_levels_add if add else reference.dequantize_levels
-        return meaning(codes, starts, block, levels.table.to(out.device), scale, weight, out=out)
-    native.dequantize_levels(
-        codes.data_ptr(),
-        codes.numel(),
-        starts.data_ptr(),
-        starts.numel() - 1,
-        block,
-        levels.bits,
-        levels.table.data_ptr(),
-        scale.data_ptr(),
-        scale.numel(),
-        weight,
-        add,
-        out.data_ptr(),
-        out.numel(),
-        threads(),
+    implementation(reference.dequantize_levels_add, out.device, out.dtype, scale.dtype)(
+        codes, starts, block, levels, scale, weight, out=out
     )
 
 
@@ -199,13 +84,9 @@ def _check_encode(x, starts, block, bits, ranges, keys, counters, out, lost) -> 
     blocks = check.blocks(starts, block, bits=bits, numel=x.numel())
     check.flat("radius or scale", ranges, dtypes=_WORKING, like=x, numel=blocks.count)
     check.flat("out", out, dtypes=(torch.uint8,), like=x, numel=blocks.packed)
-    if lost is not None:
-        check.flat("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
+    check.optional("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
     if keys is not None:
-        check.flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=blocks.stretches)
-        check.flat("counters", counters, dtypes=(torch.int64,), like=starts, numel=blocks.stretches)
-        if max(counters.tolist(), default=0) + x.numel() > COUNTERS or min(counters.tolist(), default=0) < 0:
-            raise ValueError(f"counters must stay in 0..2^32 to the end of the buffer, got {counters.tolist()[:8]}")
+        check.draws(keys, counters, starts, blocks.stretches, x.numel())
 
 
 def _check_decode(codes, starts, block, bits, ranges, out) -> None:
@@ -213,9 +94,3 @@ def _check_decode(codes, starts, block, bits, ranges, out) -> None:
     blocks = check.blocks(starts, block, bits=bits, numel=out.numel())
     check.flat("radius or scale", ranges, dtypes=_WORKING, like=out, numel=blocks.count)
     check.flat("codes", codes, dtypes=(torch.uint8,), like=out, numel=blocks.packed)
-
-
-def _native_for(x: Tensor, ranges: Tensor, packed: Tensor, lost: Tensor | None):
-    if x.dtype is torch.float32 and ranges.dtype is torch.float32:
-        return for_tensors(x, ranges, packed, lost)
-    return None

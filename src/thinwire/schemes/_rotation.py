@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 
 SMALLEST = 64  # the smallest block: fewer entries do not mix into anything like a Gaussian
 
@@ -22,9 +20,8 @@ class Rotation:
         self.layout = layout
         self.block = 1 << stages
         starts, owners, counters, lengths, block_owners = [0], [], [], [], []
-        self._spans: list[
-            tuple[int, int, int]
-        ] = []  # (first padded entry, one past the last real one, one past the padding)
+        # (first padded entry, one past the last real one, one past the padding)
+        self._spans: list[tuple[int, int, int]] = []
         for number, segment in enumerate(layout.segments):
             begin, padded = starts[-1], -(-segment.numel // SMALLEST) * SMALLEST
             self._spans.append((begin, begin + segment.numel, begin + padded))
@@ -88,7 +85,6 @@ class Rotation:
         return torch.repeat_interleave(per_block, lengths, output_size=self.numel)
 
 
-@lru_cache(maxsize=256)
 def rotation(layout: Layout, stages: int) -> Rotation:
     """The rotation of a layout, made once."""
-    return Rotation(layout, stages)
+    return layout.once(("rotation", stages), lambda: Rotation(layout, stages))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
-from thinwire.core.request import Sum
-from thinwire.core.scheme import Codec, Conversation, Knob
+from thinwire.core.scheme import Codec, Conversation, Knob, Scheme
 from thinwire.schemes import parse
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 _DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 
 
@@ -40,19 +39,16 @@ class Message:
     The size follows from the number of entries, kept and in all.
     """
 
-    dtype: torch.dtype | None
-    codec: Codec | None
+    values: Codec
 
     @classmethod
-    @lru_cache
+    @cache
     def of(cls, scheme: str, values: str) -> Message:
-        """`values` is "bf16", "fp16", "fp32", "fp64" or the spec of a codec such as "qsgd(bits=4)"."""
-        if values in DTYPES:
-            return cls(DTYPES[values], None)
-        codec = parse(values)
-        if not isinstance(codec, Codec) or codec.grain is None:
-            raise ValueError(f"{scheme}: values must be {', '.join(DTYPES)} or a quantiser's spec, got {values!r}")
-        return cls(None, codec)
+        """`values` is the spec of a codec: a cast such as "bf16", or a quantiser such as "qsgd(bits=4)"."""
+        parsed = parse(values)
+        if not isinstance(parsed, Codec) or parsed.grain is None:
+            raise ValueError(f"{scheme}: values must be a cast or a quantiser's spec, got {values!r}")
+        return cls(parsed)
 
     def nbytes(self, layout: Layout, count: int) -> int:
         return self._value_bytes(layout, count) + kernels.index_bytes(count, layout.numel)
@@ -65,10 +61,13 @@ class Message:
             kernels.gather(flat, places, out=values)
         else:
             kernels.take_(lost.copy_(flat), places, out=values)
+        rounding = None
+        if lost is not None and not self.values.lossless(flat.dtype):
+            rounding = bucket.scratch.take("sparse-rounding", count, flat.dtype, flat.device)
         size = self._value_bytes(bucket.layout, count)
-        rounding = self._encode_values(bucket, values, out[:size])
-        if rounding is not None:
-            assert lost is not None
+        part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding)
+        self.values.encode(part, self.values.level, out[:size])
+        if rounding is not None and lost is not None:
             kernels.scatter_add(rounding, places, 1.0, lost)
         kernels.encode_indices(places, flat.numel(), out=out[size:])
 
@@ -78,33 +77,12 @@ class Message:
             raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         size = self._value_bytes(layout, count)
         places = kernels.decode_indices(data[size:], count, layout.numel)
-        if self.dtype is not None:
-            values = data[:size].view(self.dtype).to(out.dtype)
-        else:
-            assert self.codec is not None
-            values = torch.zeros(count, dtype=out.dtype, device=out.device)
-            self.codec.decode_add(data[:size], kept_layout(layout, count), self.codec.level, values, 1.0)
+        values = torch.zeros(count, dtype=out.dtype, device=out.device)
+        self.values.decode_add(data[:size], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
 
     def _value_bytes(self, layout: Layout, count: int) -> int:
-        if self.dtype is not None:
-            return count * self.dtype.itemsize
-        assert self.codec is not None
-        return self.codec.nbytes(kept_layout(layout, count), self.codec.level)
-
-    def _encode_values(self, bucket: Bucket, values: Tensor, out: Tensor) -> Tensor | None:
-        """Write the values; what their rounding lost, where that is asked for and can be other than 0."""
-        rounding = None
-        if bucket.lost is not None and self.dtype is not values.dtype:
-            rounding = bucket.scratch.take("sparse-rounding", values.numel(), values.dtype, values.device)
-        if self.codec is not None:
-            layout = kept_layout(bucket.layout, values.numel())
-            self.codec.encode(replace(bucket, flat=values, layout=layout, lost=rounding), self.codec.level, out)
-            return rounding
-        assert self.dtype is not None
-        wire = out.view(self.dtype)
-        kernels.scale_cast(values, 1.0, wire)
-        return None if rounding is None else torch.sub(values, wire, out=rounding)
+        return self.values.nbytes(kept_layout(layout, count), self.values.level)
 
 
 def converse_about(
@@ -123,29 +101,28 @@ def converse_about(
     else:
         kernels.take_(lost.copy_(flat), places, chunk=chunk, out=own)
         rounding = bucket.scratch.take("kept-rounding", count, flat.dtype, flat.device)
-    mean = yield from _mean_of(replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding), values)
+    scheme = _without_memory(values)
+    assert scheme is not None
+    part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None)
+    mean = yield from scheme.converse(part, Memory(), scheme.level)
     if lost is not None and rounding is not None:
         kernels.scatter_add(rounding, places, 1.0 / scale, lost, chunk=chunk)
     kernels.scatter_add(mean, places, 1.0 / scale, flat.zero_(), chunk=chunk)
     return flat
 
 
-def _mean_of(bucket: Bucket, values: str) -> Conversation:
-    if values == "fp64":  # casts never widen: this is the working dtype, as it is
-        if bucket.lost is not None:
-            bucket.lost.zero_()
-        return (yield Sum(bucket.flat.mul_(1.0 / bucket.workers)))
+@cache
+def _without_memory(values: str) -> Scheme | None:
+    """The scheme, unless it remembers something: which entries are kept changes from step to step."""
     scheme = parse(values)
-    return (yield from scheme.converse(bucket, Memory(), scheme.level))
+    return None if scheme.init("", torch.zeros(1024, 1024), 0) else scheme
 
 
 def check_shared_values(scheme: str, values: str) -> None:
-    """`values` may be any scheme that remembers nothing: which entries are kept changes from step to step."""
-    if values != "fp64" and parse(values).init("", torch.zeros(1024, 1024), 0):
-        raise ValueError(f"{scheme}: values must be {', '.join(DTYPES)} or a scheme without memory, got {values!r}")
+    if _without_memory(values) is None:
+        raise ValueError(f"{scheme}: values must be a cast or another scheme without memory, got {values!r}")
 
 
-@lru_cache(maxsize=1024)
 def kept_layout(layout: Layout, count: int) -> Layout:
     """The kept entries end to end; the name tells buckets apart, so that they round independently."""
-    return Layout.of([(f"{layout.names[0]} and on, kept", (count,))])
+    return layout.once(("kept", count), lambda: Layout.of([(f"{layout.names[0]} and on, kept", (count,))]))

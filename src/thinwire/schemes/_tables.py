@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 
 # The 2^bits levels over [-1, 1] for one row of shape parameters.
 Table: TypeAlias = Callable[[tuple[float, ...]], kernels.Levels]
@@ -52,21 +53,21 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
     kernels.block_statistics(bucket.flat, bucket.layout.starts, block, absmean=mean, absmax=largest, square=square)
     if scale == "mean":
         return Statistics(mean, mean, largest, square)
-    half = square / (2 * _lengths(bucket.layout, block).to(square.device))
+    lengths = bucket.layout.once(("lengths", block), lambda: _lengths(bucket.layout, block))
+    half = square / (2 * lengths.to(square.device))
     # A square that float32 cannot hold says nothing.
     # By square roots, which round alike wherever in a tensor an entry lies; a vectorised power does not.
     c = torch.where((half > 2.0**-100) & torch.isfinite(half), half.sqrt() * half.sqrt().sqrt() / mean.sqrt(), mean)
     return Statistics(c, mean, largest, square)
 
 
-@lru_cache(maxsize=256)
 def _lengths(layout: Layout, block: int) -> Tensor:
     """How many entries every group has."""
     lengths: list[int] = []
     for segment in layout.segments:
         full, rest = divmod(segment.numel, block) if block else (0, segment.numel)
         lengths += [block] * full + [rest] * (rest > 0 or not block)
-    return torch.tensor(lengths)
+    return torch.tensor(lengths, dtype=torch.int64)
 
 
 @lru_cache(maxsize=1024)

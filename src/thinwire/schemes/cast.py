@@ -1,4 +1,4 @@
-"""fp32, fp16, bf16: the gradient itself, in at most so many bits. The baselines every other scheme must beat."""
+"""fp64, fp32, fp16, bf16: the gradient itself, in at most so many bits. The baselines every other scheme must beat."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
-from thinwire.core.scheme import Conversation, Scheme
+from thinwire.core.scheme import Codec, Conversation
 
 
-class _Cast(Scheme):
+class _Cast(Codec):
     """Divide by the number of workers, cast, sum.
 
     The division comes first, as in plain DDP: the same bits come out, and 16-bit sums do not overflow where the mean
-    does not. A cast never widens: a bfloat16 gradient stays 16 bits under fp32.
+    does not. A sum is never wider than what is summed: a bfloat16 gradient stays 16 bits under fp32.
+
+    A codec too, for where one worker speaks to another: every entry in the dtype, rounded to the nearest.
     """
 
     unbiased: ClassVar[bool] = True
     exact: ClassVar[bool] = True
     any_float: ClassVar[bool] = True
+    rank_order: ClassVar[bool] = False
+    grain: ClassVar[int | None] = 8
     dtype: ClassVar[torch.dtype]
 
     def summed_as(self, dtype: torch.dtype) -> torch.dtype:
@@ -41,6 +47,30 @@ class _Cast(Scheme):
             torch.sub(flat, narrow.to(flat.dtype), alpha=bucket.workers, out=lost)
         total = yield Sum(narrow)
         return flat.copy_(total)
+
+    def lossless(self, dtype: torch.dtype) -> bool:
+        return torch.promote_types(dtype, self.dtype) is self.dtype
+
+    def nbytes(self, layout: Layout, level: float) -> int:
+        return layout.numel * self.dtype.itemsize
+
+    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
+        flat, values = bucket.flat, out.view(self.dtype)
+        kernels.scale_cast(flat, 1.0, values)
+        if bucket.lost is not None:
+            torch.sub(flat, values.to(flat.dtype), out=bucket.lost)
+
+    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        self.check_size(data, layout, level)
+        kernels.cast_add(data.view(self.dtype), weight, out)
+
+
+@dataclass(frozen=True)
+class FP64(_Cast):
+    """The working dtype, as it is: a gradient is rarely wider than 32 bits."""
+
+    dtype: ClassVar[torch.dtype] = torch.float64
+    summary: ClassVar[str] = "every bit of a float64 gradient; others as they are"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import randomness, theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
 from thinwire.schemes._rotation import Rotation, rotation
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import randomness
-from thinwire.core.bucket import Bucket, Layout, Segment
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout, Segment, Selection
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Knob, Scheme
@@ -75,7 +75,7 @@ class PowerSGD(Scheme):
         return {"q": q} if self.sided == "two" else {"q": q, "p": p}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        plan = _plan(bucket.layout, self, int(level))
+        plan = bucket.layout.once((self, int(level)), lambda: _plan(bucket.layout, self, int(level)))
         if self.sided == "two":
             return (yield from self._two_sided(bucket, memory, plan))
         return (yield from self._one_sided(bucket, memory, plan))
@@ -179,18 +179,16 @@ class _Plan:
     """What of a layout is factored, and the stretches that travel exact."""
 
     batches: tuple[_Batch, ...]
-    rest: tuple[tuple[int, int], ...]
+    rest: Selection
 
     def message(self, bucket: Bucket, side: str, *, with_rest: bool) -> Tensor:
         """Kept memory for one side's factors, and behind them the rest: this worker's share of its mean."""
         factors = sum(batch.numel(side) for batch in self.batches)
-        rest = sum(stop - start for start, stop in self.rest) if with_rest else 0
+        rest = self.rest.numel if with_rest else 0
         flat = bucket.flat
         message = bucket.scratch.take(f"powersgd-{side}", factors + rest, flat.dtype, flat.device)
-        end = factors + rest
-        for start, stop in reversed(self.rest) if with_rest else ():
-            torch.mul(flat[start:stop], 1.0 / bucket.workers, out=message[end - (stop - start) : end])
-            end -= stop - start
+        if rest:
+            self.rest.gather(flat, message[factors:]).mul_(1.0 / bucket.workers)
         return message
 
     def factors(self, message: Tensor, side: str) -> Iterator[tuple[_Batch, Tensor]]:
@@ -203,32 +201,27 @@ class _Plan:
 
     def put_rest(self, message: Tensor, flat: Tensor, lost: Tensor | None) -> None:
         """Write the rest's mean where it belongs. Nothing of it was lost."""
-        end = message.numel()
-        for start, stop in reversed(self.rest):
-            flat[start:stop] = message[end - (stop - start) : end]
-            if lost is not None:
+        self.rest.scatter(message[message.numel() - self.rest.numel :], flat)
+        if lost is not None:
+            for start, stop in self.rest.runs:
                 lost[start:stop] = 0
-            end -= stop - start
 
 
-@lru_cache(maxsize=1024)
 def _plan(layout: Layout, scheme: PowerSGD, factor_rank: int) -> _Plan:
     alike: dict[tuple[int, int], list[Segment]] = {}
-    rest: list[tuple[int, int]] = []
+    rest: list[str] = []
     for segment in layout.segments:
         rows, cols = _as_matrix(segment.shape)
         if scheme._pays(rows, cols, min(factor_rank, rows, cols)):
             alike.setdefault((rows, cols), []).append(segment)
-        elif rest and rest[-1][1] == segment.start:
-            rest[-1] = (rest[-1][0], segment.stop)
         else:
-            rest.append((segment.start, segment.stop))
+            rest.append(segment.name)
     batches = [
         _Batch(tuple(s.name for s in run), run[0].start, spacing, *shape, min(factor_rank, *shape))
         for shape, segments in alike.items()
         for run, spacing in _equally_spaced(segments)
     ]
-    return _Plan(tuple(batches), tuple(rest))
+    return _Plan(tuple(batches), layout.select(rest))
 
 
 def _equally_spaced(segments: Sequence[Segment]) -> Iterator[tuple[list[Segment], int]]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Conversation, Knob, Scheme
-from thinwire.kernels.reference.random import random_u32
+from thinwire.kernels import random_u32
 from thinwire.schemes._sparse import check_density, check_shared_values, converse_about, density_knob, kept
 
 
@@ -53,7 +53,7 @@ class RandomK(Scheme):
 
 def draw(layout: Layout, density: float, keys: Tensor) -> tuple[Tensor, Layout]:
     """int32: different places, each of a tensor as likely as any other; and the layout of what is there."""
-    few = _few(layout, density)
+    few = layout.once(("few", density), lambda: _few(layout, density))
     owner = torch.repeat_interleave(torch.arange(len(few.segments)), torch.diff(few.starts))
     number = torch.arange(few.numel) - few.starts[owner]
     count, numel = torch.diff(few.starts)[owner], torch.diff(layout.starts)[owner]
@@ -63,6 +63,5 @@ def draw(layout: Layout, density: float, keys: Tensor) -> tuple[Tensor, Layout]:
     return (layout.starts[owner] + (begin + inside + turn) % numel).to(torch.int32), few
 
 
-@lru_cache(maxsize=1024)
 def _few(layout: Layout, density: float) -> Layout:
     return Layout.of([(s.name, (kept(density, s.numel),)) for s in layout.segments])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean
-from thinwire.core.scheme import Codec, Conversation, Knob, Scheme
+from thinwire.core.scheme import Conversation, Knob, Scheme
 from thinwire.schemes._sparse import Message, check_density, density_knob, kept
+from thinwire.schemes.topk import TopK
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class RegTopK(Scheme):
         places = bucket.scratch.take("places", count, torch.int32, flat.device)
         kernels.top_k(flat, count, self._factor(bucket, memory), out=places)
         had = kernels.gather(flat, places)
-        mean = yield Mean(_Chosen(self._message, places), bucket, level)
+        # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
+        codec, say = TopK(self.density, self.values), self._message.encode
+        mean = yield Mean(codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out), exact=True)
         if kernels.all_finite(mean):
             total = kernels.gather(mean, places).mul_(workers)
             self._remember(memory, layout, places, had, total)
@@ -92,23 +96,3 @@ class RegTopK(Scheme):
     def _squash(self, ratio: Tensor) -> Tensor:
         """tanh(|ratio| / mu), and 1 where the ratio is 0/0: nothing was sent, so nothing was cancelled."""
         return ratio.abs_().mul_(1 / self.mu).tanh_().nan_to_num_(nan=1.0)
-
-
-@dataclass(frozen=True)
-class _Chosen(Codec):
-    """A sparse message whose entries are chosen already. Decoding needs to know only how many."""
-
-    message: Message
-    places: Tensor = field(repr=False)
-
-    unbiased: ClassVar[bool] = False
-    summary: ClassVar[str] = "entries that are chosen already"
-
-    def nbytes(self, layout: Layout, level: float) -> int:
-        return self.message.nbytes(layout, kept(level, layout.numel))
-
-    def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        self.message.encode(bucket, self.places, out)
-
-    def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        self.message.decode_add(data, layout, kept(level, layout.numel), out, weight)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -12,7 +11,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout, Segment
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout, Selection
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean, Sum
 from thinwire.core.scheme import Codec, Conversation, Knob
@@ -164,18 +164,14 @@ class TNQ(Codec):
         radius.copy_(torch.where(whole, largest, radius))
 
     def _fit_tails(self, bucket: Bucket, bits: int, largest: Tensor, radius: Tensor, shapes: Tensor) -> None:
-        """Give tensors with a power-law tail its threshold and levels; leave the others to Laplace, and count them."""
-        fallbacks = 0
+        """Give tensors with a power-law tail its threshold and levels; leave others to Laplace: an exponent of 0."""
         for j, segment in enumerate(bucket.segments):
             values = bucket.flat[segment.start : segment.stop : -(-segment.numel // SAMPLE)]
             law = theory.PowerLaw.fit(values.abs(), bits, self.levels)  # type: ignore[arg-type]
-            if law is None:
-                fallbacks += 1
-                continue
-            radius[j] = min(law.threshold(bits, self.levels), float(largest[j]))  # type: ignore[arg-type]
-            shapes[j] = torch.tensor([float(radius[j]) / law.knee, law.exponent, law.tail])
-            shapes[j, 0] = _tables.coarse(shapes[j, 0])
-        _fallback_counter(bucket).add_(fallbacks)
+            if law is not None:
+                radius[j] = min(law.threshold(bits, self.levels), float(largest[j]))  # type: ignore[arg-type]
+                shapes[j] = torch.tensor([float(radius[j]) / law.knee, law.exponent, law.tail])
+                shapes[j, 0] = _tables.coarse(shapes[j, 0])
 
     # Laplace fallbacks, and budgets.
 
@@ -189,43 +185,50 @@ class TNQ(Codec):
         return {"powerlaw_fallbacks": float(counted)}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        if self.model == "powerlaw":
-            _fallback_counter(bucket).zero_()
-        if self.budget is None:
-            mean = yield Mean(self, bucket, level)
-        else:
-            mean = yield from self._share_out(bucket, level)
-        if self.model == "powerlaw":
-            kept = (bucket.layout.names[0], "fallbacks")
-            memory[kept] = memory[kept] + _fallback_counter(bucket)[0]
-        return mean
+        if self.budget is not None:
+            return (yield from self._share_out(bucket, level))
+        if self.model != "powerlaw":
+            return (yield Mean(self, bucket, level))
+        fallbacks = memory[bucket.layout.names[0], "fallbacks"]
+
+        def counting(part: Bucket, level: float, out: Tensor) -> None:
+            self.encode(part, level, out)
+            _, shapes, _ = self._fields(out, part.layout)
+            fallbacks.add_((shapes[:, 1] == 0).sum())
+
+        return (yield Mean(self, bucket, level, encode=counting))
 
     def _share_out(self, bucket: Bucket, budget: float) -> Conversation:
-        """Tensors of the same width talk together, one Mean for each width in use, narrowest first.
+        """Tensors of the same width travel together, one Mean for each width in use, all at once.
 
         The widths follow from the group's summed scales, so they are the same on all workers, and each Mean's
         payload has the size that its own layout and width give.
         """
-        segments = bucket.segments
-        scales = torch.empty(len(segments), dtype=torch.float32, device=bucket.flat.device)
+        scales = torch.empty(len(bucket.segments), dtype=torch.float32, device=bucket.flat.device)
         kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmean=scales)
         total = yield Sum(scales)
-        widths = theory.allocate(budget, total.tolist(), [segment.numel for segment in segments])
+        widths = theory.allocate(budget, total.tolist(), [segment.numel for segment in bucket.segments])
         plain = replace(self, budget=None)
+        parts = {}
         for width in sorted(set(widths)):
-            chosen = [segment for segment, own in zip(segments, widths, strict=True) if own == width]
-            part = _gather(bucket, chosen, width)
-            mean = yield Mean(plain, part, width)
-            _scatter(mean, part.layout, chosen, bucket.flat)
-            if bucket.lost is not None:
-                assert part.lost is not None
-                _scatter(part.lost, part.layout, chosen, bucket.lost)
+            names = [name for name, own in zip(bucket.layout.names, widths, strict=True) if own == width]
+            tensors = bucket.layout.select(names)
+            parts[width] = tensors, _part(bucket, tensors, width)
+        means = yield tuple(Mean(plain, part, width) for width, (_, part) in parts.items())
+        for mean, (tensors, part) in zip(means, parts.values(), strict=True):
+            tensors.scatter(mean, bucket.flat)
+            if bucket.lost is not None and part.lost is not None:
+                tensors.scatter(part.lost, bucket.lost)
         return bucket.flat
 
 
-def _fallback_counter(bucket: Bucket) -> Tensor:
-    """Where encoders leave the number of fallbacks for the conversation, which alone has memory."""
-    return bucket.scratch.take("tnq-fallbacks", 1, torch.int64)
+def _part(bucket: Bucket, tensors: Selection, width: int) -> Bucket:
+    """A bucket of some tensors, in memory of its own."""
+    scratch = bucket.scratch.part(width)
+    like = (tensors.numel, bucket.flat.dtype, bucket.flat.device)
+    lost = None if bucket.lost is None else scratch.take("tnq-lost", *like)
+    flat = tensors.gather(bucket.flat, scratch.take("tnq-part", *like))
+    return replace(bucket, flat=flat, layout=tensors.layout, lost=lost, scratch=scratch)
 
 
 @lru_cache(maxsize=1024)
@@ -234,30 +237,3 @@ def _power_law_table(bits: int, levels: str, ratio: float, exponent: float, tail
         raise ValueError(f"tnq: a power law with {ratio=}, {exponent=}, {tail=} in a payload")
     table = theory.power_law_unit_levels(exponent, tail, bits, levels, ratio)  # type: ignore[arg-type]
     return kernels.Levels(torch.tensor(table, dtype=torch.float32))
-
-
-@lru_cache(maxsize=256)
-def _layout(segments: tuple[Segment, ...]) -> Layout:
-    """These segments end to end."""
-    moved, start = [], 0
-    for segment in segments:
-        moved.append(segment._replace(start=start, stop=start + segment.numel))
-        start += segment.numel
-    return Layout(moved)
-
-
-def _gather(bucket: Bucket, chosen: Sequence[Segment], width: int) -> Bucket:
-    """A bucket of the chosen tensors, in memory of its own."""
-    layout = _layout(tuple(chosen))
-    flat = bucket.scratch.take(f"tnq-part-{width}", layout.numel, bucket.flat.dtype, bucket.flat.device)
-    for target, source in zip(layout.segments, chosen, strict=True):
-        flat[target.start : target.stop] = bucket.flat[source.start : source.stop]
-    lost = bucket.lost
-    if lost is not None:
-        lost = bucket.scratch.take(f"tnq-lost-{width}", layout.numel, lost.dtype, lost.device)
-    return replace(bucket, flat=flat, layout=layout, lost=lost)
-
-
-def _scatter(part: Tensor, layout: Layout, chosen: Sequence[Segment], out: Tensor) -> None:
-    for source, target in zip(layout.segments, chosen, strict=True):
-        out[target.start : target.stop] = part[source.start : source.stop]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.exchange.collectives import booked, nbytes_of
+from thinwire.exchange.collectives import amounts, nbytes_of
 
 SERVER, WORKER = 0, 1
 _TAG, _CLOSING_TAG = 0, 1
@@ -80,10 +80,10 @@ class Sent:
     channel: Channel
     tensor: Tensor
 
-    def amounts(self, workers: int) -> dict[str, float]:
-        return booked(nbytes_of(self.tensor), nbytes_of(self.tensor), 1)
+    def amounts(self) -> dict[str, float]:
+        return amounts(nbytes_of(self.tensor), nbytes_of(self.tensor), 1)
 
-    def start(self, group: dist.ProcessGroup) -> Pending:
+    def start(self) -> Pending:
         return self.channel.send(self.tensor)
 
 
@@ -94,8 +94,8 @@ class Received:
     channel: Channel
     tensor: Tensor
 
-    def amounts(self, workers: int) -> dict[str, float]:
+    def amounts(self) -> dict[str, float]:
         return {"bytes_received": nbytes_of(self.tensor)}
 
-    def start(self, group: dist.ProcessGroup) -> Pending:
+    def start(self) -> Pending:
         return self.channel.receive(self.tensor)

@@ -24,17 +24,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.control.controller import Controller
-from thinwire.core.bucket import Bucket, Layout, Scratch
-from thinwire.core.ledger import Ledger
-from thinwire.core.request import Max, Mean, Request, Sum
-from thinwire.core.scheme import Codec, Conversation, Scheme
-from thinwire.exchange import arithmetic, codecs, objects
+from thinwire import schemes
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.layout import Layout
+from thinwire.core.request import Max, Mean, Sum
+from thinwire.core.scheme import Codec, Scheme, innermost
+from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.collectives import Collective
 from thinwire.exchange.lane import Lane, Rounds, Threaded
 from thinwire.exchange.server import frames, operations, sharding
 from thinwire.exchange.server.channel import Channel, Received, Sent
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
+from thinwire.exchange.transport import Transport
+from thinwire.schemes.cast import FP32
 
 
 class ParameterServer:
@@ -44,10 +46,13 @@ class ParameterServer:
         "fp16", "bf16", "qsgd(bits=8)". Sums and maxima come back in the dtype they went up in.
     """
 
-    def __init__(self, channels: Sequence[Channel], ranks: Sequence[int], worker: int, *, down: str = "same"):
+    def __init__(
+        self, channels: Sequence[Channel], ranks: Sequence[int], worker: int, *, down: str = "same",
+        transport: Transport | None = None,
+    ) -> None:  # fmt: skip
         self.down = down
-        self._down = None if down == "same" else codecs.codec_of(down)
-        self.ledger = Ledger()
+        self._down = None if down == "same" else schemes.codec(down)
+        self.transport = transport or Transport()
         self.lane: Lane | None = None
         self.workers = len(ranks)
         self.worker = worker
@@ -72,13 +77,20 @@ class ParameterServer:
                 f"the model talks to ranks {ranks}, the workers are ranks {self._ranks}: "
                 "make it with DistributedDataParallel(net, process_group=role.workers)"
             )
+        inner = innermost(scheme)
+        if isinstance(inner, Codec):
+            operations.check_known(inner)
         self._group = group
         self._at_exit = _close_at_exit(weakref.ref(self))
         atexit.register(self._at_exit)
-        self.lane = Threaded(group, self.workers, self.ledger, f"thinwire-lane-{dist.get_rank()}")
+        self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
 
     def direct(self, scheme: Scheme) -> None:
         """Plain sums go to the servers like all else."""
+
+    @property
+    def device(self) -> str:
+        return "cpu"
 
     def agree(self, what: str) -> None:
         objects.agree(what, self._group, "worker")
@@ -97,25 +109,14 @@ class ParameterServer:
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
-    def answer_all(self, conversation: Conversation, scratch: Scratch) -> Rounds:
-        # The number of workers that this conversation counts on, though some may be lost on the way.
-        expected = self.workers
-        answer = None
-        while True:
-            try:
-                request = conversation.send(answer)  # type: ignore[arg-type]
-            except StopIteration as stop:
-                return stop.value
-            answer = yield from self._answer(request, expected, scratch)
-
-    def _answer(self, request: Request, expected: int, scratch: Scratch) -> Rounds:
+    def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
-            return (yield from self._mean(request, expected))
+            return (yield from self._mean(request, workers))
         if isinstance(request, Max):
-            return (yield from self._numbers("max", request.tensor, expected))
+            return (yield from self._numbers("max", request.tensor, workers))
         if request.width is None:
-            return (yield from self._numbers("sum", request.tensor, expected))
-        return (yield from self._integers(request, expected, scratch))
+            return (yield from self._numbers("sum", request.tensor, workers))
+        return (yield from self._integers(request, workers, scratch))
 
     def _numbers(self, reduction: str, tensor: Tensor, expected: int) -> Rounds:
         """Plain numbers: sent from the tensor's own memory, and the answer is received there.
@@ -138,13 +139,12 @@ class ParameterServer:
     def _integers(self, request: Sum, expected: int, scratch: Scratch) -> Rounds:
         tensor, width = request.tensor.view(-1), request.width
         assert width is not None
-        arithmetic.check_width(tensor, width)
         self._turn += 1
         asks, places = [], []
         for server, start, stop in sharding.ranges(tensor.numel(), 4, len(self._channels), self._turn):
             operation = operations.PackedSum(width, request.saturate, stop - start)
             data = scratch.take(f"integers-{server}", operation.up_bytes(0), torch.uint8)
-            operation.pack(tensor[start:stop], data)
+            arithmetic.pack_padded(tensor[start:stop], width, data)
             asks.append(_Ask(server, operation, data, data))
             places.append((start, stop))
         yield from self._ask(asks, expected)
@@ -157,11 +157,11 @@ class ParameterServer:
         pieces = self._pieces(bucket, codec)
         asks = []
         for piece in pieces:
-            operation = self._form(codec, piece.bucket.layout, bucket)
+            operation = self._operation(mean, piece.bucket.layout)
             name, server = f"server-{piece.shard.server}", piece.shard.server
             data = bucket.scratch.take(f"{name}-up", operation.up_bytes(level), torch.uint8)
             answer = bucket.scratch.take(f"{name}-down", operation.down_bytes(level), torch.uint8)
-            _encode(codec, piece.bucket, level, data, bucket.scratch)
+            _encode(mean, piece.bucket, data)
             asks.append(_Ask(server, operation, data, answer))
         yield from self._ask(asks, expected, bucket.step, level)
         for piece, ask in zip(pieces, asks, strict=True):
@@ -175,24 +175,23 @@ class ParameterServer:
 
     def _pieces(self, bucket: Bucket, codec: Codec) -> list[_Piece]:
         found = self.owners.shards(bucket.layout, codec.grain)
-        if len(found) == 1 and found[0].layout is bucket.layout:
+        if len(found) == 1 and found[0].tensors.layout is bucket.layout:
             return [_Piece(found[0], bucket)]
         pieces = []
         for shard in found:
-            take = (shard.layout.numel, bucket.flat.dtype, bucket.flat.device)
-            flat = shard.gather(bucket.flat, bucket.scratch.take(f"piece-{shard.server}", *take))
+            take = (shard.tensors.numel, bucket.flat.dtype, bucket.flat.device)
+            flat = shard.tensors.gather(bucket.flat, bucket.scratch.take(f"piece-{shard.server}", *take))
             lost = None if bucket.lost is None else bucket.scratch.take(f"piece-lost-{shard.server}", *take)
-            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.layout, lost=lost)))
+            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.tensors.layout, lost=lost)))
         return pieces
 
-    def _form(self, codec: Codec, layout: Layout, bucket: Bucket) -> operations.DecodedMean:
+    def _operation(self, mean: Mean, layout: Layout) -> operations.DecodedMean:
+        codec, bucket = mean.codec, mean.bucket
+        operations.check_known(codec)
         if self._down is not None:
             down, level = self._down, self._down.level
-        elif codecs.bound(codec):
-            # Only this worker can encode with this codec, so nobody can send the mean back through it.
-            down, level = codecs.CASTS["fp32"], 0.0
         else:
-            down, level = codec, None
+            down, level = (FP32(), 0.0) if mean.exact else (codec, None)
         return operations.DecodedMean(codec, layout, operations.dtype_name(bucket.flat), bucket.seed, down, level)
 
     # -- frames --------------------------------------------------------------------------------------------------------
@@ -268,18 +267,7 @@ class ParameterServer:
                 with suppress(RuntimeError):
                     channel.send(Push(Kind.BYE).pack()).wait()
 
-    # -- controller and checkpoint -------------------------------------------------------------------------------------
-
-    def consult(self, controller: Controller, menu: Sequence[float], numbers: Tensor, scratch: Scratch) -> Rounds:
-        """The controller lives on the first server; workers send it their numbers and get the level."""
-        answer = torch.zeros(1, dtype=torch.float64)
-        operation = operations.Consulted(controller.spec, tuple(menu), numbers.numel())
-        ask = _Ask(0, operation, frames.as_bytes(numbers), frames.as_bytes(answer))
-        yield from self._ask([ask], self.workers)
-        return answer
-
-    def controller_state(self, controller: Controller) -> dict[str, Any]:
-        return self.fetch(0)["controller"] or controller.state_dict()
+    # -- checkpoint ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What the servers hold, fetched by the first worker only: it is the same for all."""
@@ -327,17 +315,14 @@ class ParameterServer:
         assert job.result is not None
         return job.result
 
-    def _drive(self, talk: Rounds) -> Tensor:
+    def _drive(self, rounds: Rounds) -> Any:
         while True:
             try:
-                operations = next(talk)
+                wanted = next(rounds)
             except StopIteration as stop:
                 return stop.value
-            works = []
-            for operation in operations:
-                work = operation.start(dist.group.WORLD)  # type: ignore[arg-type]
-                works.append(self.ledger.started(work, messages=1, **operation.amounts(1)))
-            with self.ledger.timed("wire_seconds"):
+            works = [self.transport.start(each) for each in wanted]
+            with self.transport.ledger.timed("wire_seconds"):
                 for work in works:
                     work.wait()
 
@@ -371,15 +356,15 @@ class _Piece:
     def put_back(self, whole: Bucket) -> None:
         if self.bucket is whole:
             return
-        self.shard.scatter(self.bucket.flat, whole.flat)
+        self.shard.tensors.scatter(self.bucket.flat, whole.flat)
         if whole.lost is not None and self.bucket.lost is not None:
-            self.shard.scatter(self.bucket.lost, whole.lost)
+            self.shard.tensors.scatter(self.bucket.lost, whole.lost)
 
 
-def _encode(codec: Codec, bucket: Bucket, level: float, out: Tensor, scratch: Scratch) -> None:
-    if not bucket.flat.is_cuda:
-        arithmetic.encode_padded(codec, bucket, level, out)
-        return
-    there = scratch.take("encoded", out.numel(), torch.uint8, bucket.flat.device)
-    arithmetic.encode_padded(codec, bucket, level, there)
-    out.copy_(there)
+def _encode(mean: Mean, bucket: Bucket, out: Tensor) -> None:
+    there = out
+    if bucket.flat.is_cuda:
+        there = bucket.scratch.take("encoded", out.numel(), torch.uint8, bucket.flat.device)
+    mean.codec.encode_padded(bucket, mean.level, there, mean.encode)
+    if there is not out:
+        out.copy_(there)

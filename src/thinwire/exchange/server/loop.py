@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire import control
-from thinwire.control.controller import Controller, Observation
 from thinwire.core.bucket import Scratch
 from thinwire.core.ledger import Ledger
 from thinwire.core.memory import Memory
@@ -51,8 +49,6 @@ class Server:
     ) -> None:
         self.ledger = Ledger()
         self.memory = Memory()
-        self.controller: Controller | None = None
-        self._controller_state: dict[str, Any] | None = None
         self._shared = shared
         self._stops = stops  # a lost worker ends the job for all
         self._timeout = timeout
@@ -183,6 +179,8 @@ class Server:
             sizes = operation.up_bytes(push.level), operation.down_bytes(push.level)
         except Exception as error:  # sizes of a nonsensical level raise whatever a codec raises
             return str(error)
+        if (push.kind is Kind.ASK) is not isinstance(operation, operations.QUESTIONS):
+            return f"{type(operation).__name__} cannot be pushed as {push.kind.name.lower()}"
         if push.kind is Kind.ASK and (push.nbytes, push.answer_bytes) != sizes:
             pushed = f"{push.nbytes} bytes for {push.answer_bytes}"
             return f"a push of {pushed} does not fit its operation: {sizes[0]} for {sizes[1]}"
@@ -218,21 +216,8 @@ class Server:
     def _compute(self, arrivals: Mapping[int, Incoming], push: Push, answer: Tensor) -> None:
         operation = self._operations[push.operation]
         payloads = {worker: a.payload for worker, a in arrivals.items() if a.payload is not None}
-        if isinstance(operation, operations.Consulted):
-            answer.view(torch.float64)[0] = self._consult(operation, list(payloads.values()))
-            return
+        assert isinstance(operation, operations.QUESTIONS)
         operation.answer(Round(payloads, push.workers, push.step, push.level), answer, self.memory, self._scratch)
-
-    def _consult(self, operation: operations.Consulted, payloads: list[Tensor]) -> float:
-        if self.controller is None or self.controller.spec != operation.controller:
-            self.controller = control.parse(operation.controller)
-            self.controller.start(operation.menu)
-            if self._controller_state is not None:
-                self.controller.load_state_dict(self._controller_state)
-                self._controller_state = None
-        with self.ledger.timed("controller_seconds"):
-            mean = torch.stack([payload.view(torch.float64) for payload in payloads]).mean(0)
-            return self.controller.decide(Observation.of(mean.tolist()))
 
     def _trade(self, arrival: Incoming) -> None:
         assert arrival.push is not None
@@ -337,7 +322,6 @@ class Server:
         return {
             "format": FORMAT,
             "memory": self.memory.state_dict(),
-            "controller": self.controller.state_dict() if self.controller else self._controller_state,
             "shared": self._shared.state_dict() if self._shared else None,
         }
 
@@ -347,7 +331,6 @@ class Server:
         self.memory = Memory()
         for name, entry in state["memory"].items():
             self.memory.add(name, {key: tensor.clone() for key, tensor in entry.items()})
-        self.controller, self._controller_state = None, state["controller"]
         if self._shared is not None and state["shared"] is not None:
             self._shared.load_state_dict(state["shared"])
 

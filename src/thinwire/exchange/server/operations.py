@@ -8,6 +8,8 @@ decoded and added in rank order.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire import kernels
+from thinwire import schemes
 from thinwire.core import randomness
-from thinwire.core.bucket import Bucket, Layout, Scratch, Segment
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.feedback import compensated
+from thinwire.core.layout import Layout, Segment
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Codec
-from thinwire.exchange import arithmetic, codecs
+from thinwire.exchange import arithmetic
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
+)}  # fmt: skip
 
 
 class BadPayload(Exception):
@@ -44,14 +52,19 @@ class Round:
 
 
 class Operation(ABC):
-    """The shape of one request. `up_bytes` and `down_bytes` are the exact sizes at a level."""
+    """The shape of one request. `up_bytes` and `down_bytes` are the exact sizes at a level.
+
+    A QUESTION, which all workers ask together, can also `answer`: write the answer into `out`, or raise `BadPayload`
+    where one worker's bytes cannot be used.
+    """
 
     @abstractmethod
-    def literal(self) -> dict[str, Any]: ...
+    def literal(self) -> dict[str, Any]:
+        """What JSON can hold of it."""
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> Operation:
-        """The operation whose `literal` this is."""
+        """The operation whose `literal` this is; ValueError, TypeError or KeyError where it is none."""
         return cls(**literal)
 
     @abstractmethod
@@ -60,13 +73,9 @@ class Operation(ABC):
     @abstractmethod
     def down_bytes(self, level: float) -> int: ...
 
-    @abstractmethod
-    def answer(self, asked: Round, out: Tensor, memory: Memory, scratch: Scratch) -> None:
-        """Write the answer into `out`; `BadPayload` where one worker's bytes cannot be used."""
-
     @cached_property
     def text(self) -> str:
-        return repr({"kind": type(self).__name__, **self.literal()})
+        return json.dumps({"kind": type(self).__name__, **self.literal()}, separators=(",", ":"))
 
     @cached_property
     def number(self) -> int:
@@ -110,7 +119,7 @@ class PlainSum(Operation):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
+        return DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -132,20 +141,14 @@ class PackedSum(Operation):
     def answer(self, asked: Round, out: Tensor, memory: Memory, scratch: Scratch) -> None:
         total = scratch.take("integers", self.numel, torch.int32)
         arithmetic.add_integers(list(asked.payloads.values()), self.width, self.saturate, total)
-        self.pack(total, out)
-
-    def pack(self, integers: Tensor, out: Tensor) -> None:
-        """The integers as they travel, with zeros up to the aligned size."""
-        size = -(-self.numel * self.width // 8)
-        kernels.pack_ints(integers, self.width, out=out[:size])
-        out[size:].zero_()
+        arithmetic.pack_padded(total, self.width, out)
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedMean(Operation):
     """The mean of decoded payloads, sent back through the codec `down` at `down_level` (None: the level of the way up).
 
-    The server's own error memory: what the way back loses is added to the next mean, unless `down` is unbiased.
+    The server's own error memory: what the way back loses is added to the next mean, unless that averages out.
     """
 
     codec: Codec
@@ -157,19 +160,18 @@ class DecodedMean(Operation):
 
     def literal(self) -> dict[str, Any]:
         return {
-            "codec": codecs.describe(self.codec),
-            "layout": describe_layout(self.layout),
+            "codec": self.codec.spec,
+            "layout": list(self.layout.segments),
             "dtype": self.dtype,
             "seed": self.seed,
-            "down": codecs.describe(self.down),
+            "down": self.down.spec,
             "down_level": self.down_level,
         }
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> DecodedMean:
-        literal["layout"] = rebuild_layout(literal["layout"])
-        literal["codec"], literal["down"] = rebuild_codec(literal["codec"]), rebuild_codec(literal["down"])
-        return cls(**literal)
+        codec, down = codec_of(literal.pop("codec")), codec_of(literal.pop("down"))
+        return cls(codec=codec, layout=layout_of(literal.pop("layout")), down=down, **literal)
 
     def up_bytes(self, level: float) -> int:
         return arithmetic.aligned(self.codec.nbytes(self.layout, level))
@@ -181,20 +183,16 @@ class DecodedMean(Operation):
         return level if self.down_level is None else self.down_level
 
     def answer(self, asked: Round, out: Tensor, memory: Memory, scratch: Scratch) -> None:
-        dtype = getattr(torch, self.dtype)
+        dtype = DTYPES[self.dtype]
         mean = scratch.take("mean", self.layout.numel, dtype)
         self.add(asked, 1.0 / len(asked.payloads), mean.zero_())
-        lost = residual = None
-        exact = self.down == codecs.Floats(self.dtype)
-        if not self.down.unbiased and not exact:
-            residual = self._residual(memory, dtype)
-            mean.add_(residual)
-            lost = scratch.take("lost", self.layout.numel, dtype)
-        bucket = Bucket(mean, self.layout, len(asked.payloads), randomness.RELAY, asked.step, self.seed, lost, scratch)
-        arithmetic.encode_padded(self.down, bucket, self.level_down(asked.level), out)
-        # A non-finite mean reaches the optimizers, but no memory absorbs it.
-        if residual is not None and lost is not None and kernels.all_finite(lost):
-            residual.copy_(lost)
+        level = self.level_down(asked.level)
+        bucket = Bucket(mean, self.layout, len(asked.payloads), randomness.RELAY, asked.step, self.seed, None, scratch)
+        if self.down.wants_memory(dtype):
+            # A non-finite mean reaches the optimizers, but no memory absorbs it.
+            compensated(self.down, bucket, self._residual(memory, dtype), level, out)
+        else:
+            self.down.encode_padded(bucket, level, out)
 
     def add(self, asked: Round, weight: float, out: Tensor) -> None:
         """out += weight * everybody's decoded payload, in rank order."""
@@ -213,57 +211,46 @@ class DecodedMean(Operation):
         return memory.flat("residual", self.layout)
 
 
-@dataclass(frozen=True)
-class Consulted(Operation):
-    """The workers' observations up, the controller's level for the next steps down. See `thinwire.steering`."""
-
-    controller: str
-    menu: tuple[float, ...]
-    numel: int
-
-    def literal(self) -> dict[str, Any]:
-        return {"controller": self.controller, "menu": self.menu, "numel": self.numel}
-
-    def up_bytes(self, level: float) -> int:
-        return 8 * self.numel
-
-    def down_bytes(self, level: float) -> int:
-        return 8
-
-    def answer(self, asked: Round, out: Tensor, memory: Memory, scratch: Scratch) -> None:
-        raise AssertionError("the server that holds the controller answers this itself")
+QUESTIONS = (PlainSum, PackedSum, DecodedMean)
 
 
 def parse(text: str) -> Operation:
     """The operation that `text` describes; ValueError where it does not."""
-    literal = codecs.literal(text)
     kinds = {kind.__name__: kind for kind in Operation.__subclasses__()}
-    if not isinstance(literal, dict) or literal.get("kind") not in kinds:
-        raise ValueError(f"not an operation: {text[:60]!r}; known: {', '.join(kinds)}")
     try:
+        literal = json.loads(text)
         return kinds[literal.pop("kind")].of(literal)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"not an operation: {text[:60]!r}: {error}") from error
 
 
-def rebuild_codec(literal: Any) -> Codec:
-    codec = codecs.rebuild(literal)
-    if not isinstance(codec, Codec):
-        raise ValueError(f"not a codec: {literal!r}")
-    return codec
+def check_known(codec: Codec) -> None:
+    """Raise ValueError unless a server can make this codec from its spec text."""
+    if schemes.registry().get(codec.name) is not type(codec):
+        kind = type(codec).__name__
+        raise ValueError(
+            f"servers get codecs as spec text, and {kind} is not known by name: tw.register({kind}), on every rank"
+        )
 
 
-def describe_layout(layout: Layout) -> tuple[tuple[Any, ...], ...]:
-    return tuple(tuple(segment) for segment in layout.segments)
+def codec_of(spec: str) -> Codec:
+    """The codec that a peer named."""
+    name = str(spec).partition("(")[0]
+    if name not in schemes.registry():
+        raise ValueError(f"the codec {name!r} is not known here: tw.register() it on the ranks that serve, too")
+    return schemes.codec(spec)
 
 
-def rebuild_layout(segments: Any) -> Layout:
-    layout, at = Layout([Segment(*segment) for segment in segments]), 0
-    for segment in layout.segments:
-        if segment.start != at or segment.stop < at:
-            raise ValueError(f"the stretches of a layout follow each other; {segment.name!r} begins at {segment.start}")
+def layout_of(segments: Any) -> Layout:
+    """The layout that a peer described."""
+    at, found = 0, []
+    for name, start, stop, shape, offset in segments:
+        segment = Segment(str(name), int(start), int(stop), tuple(map(int, shape)), int(offset))
+        if segment.start != at or segment.stop < at or math.prod(segment.shape) != segment.numel or segment.offset < 0:
+            raise ValueError(f"the segments of a layout follow each other and fill their shapes; {segment} does not")
         at = segment.stop
-    return layout
+        found.append(segment)
+    return Layout(found)
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinwire import kernels
-from thinwire.core.bucket import Bucket, Layout, Scratch
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.feedback import compensated
+from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
+from thinwire.core.partition import small
 from thinwire.core.scheme import Codec
-from thinwire.exchange import arithmetic
-from thinwire.exchange.codecs import CASTS
 from thinwire.exchange.server import frames
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.server.frames import Kind
+from thinwire.exchange.server.operations import DTYPES
 from thinwire.exchange.server.weights import Gradient
-
-SMALL = 1024  # as in attach(): 1-d tensors and those with fewer entries travel exact
+from thinwire.schemes.cast import FP32
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,20 @@ class PushPull:
         self._by_name = dict(self.parameters)
         self._codec, self._seed = codec, seed
         self._scratch = Scratch()
-        exact = CASTS["fp32"]
+        exact = FP32()
         layout = Layout.of([(name, tuple(parameter.shape)) for name, parameter in self.parameters])
         self._servers: list[tuple[int, list[_Section], Gradient]] = []
         for shard in exchange.owners.shards(layout, exact.grain):
-            sections = []
-            small = [s.name for s in shard.layout.segments if len(s.shape) <= 1 or s.numel < SMALL]
-            large = [s.name for s in shard.layout.segments if s.name not in small]
-            for each, names in ((codec, large), (exact, small)):
-                if names:
-                    sections.append(self._section(each, names, lossy=each is codec and each != exact))
+            segments = shard.tensors.layout.segments
+            few = [s.name for s in segments if small(s.shape, s.numel)]
+            rest = [s.name for s in segments if s.name not in few]
+            sections = [self._section(each, names) for each, names in ((codec, rest), (exact, few)) if names]
             operation = Gradient(tuple((section.codec, section.layout) for section in sections), down)
             self._servers.append((shard.server, sections, operation))
 
-    def _section(self, codec: Codec, names: list[str], *, lossy: bool) -> _Section:
+    def _section(self, codec: Codec, names: list[str]) -> _Section:
         layout = Layout.of([(name, tuple(self._by_name[name].shape)) for name in names])
-        remembers = lossy and not codec.unbiased
+        remembers = codec.wants_memory(torch.float32)
         if remembers:
             for name in names:
                 self.memory.add(name, {"residual": torch.zeros(self._by_name[name].shape)})
@@ -99,25 +97,14 @@ class PushPull:
             gradient = self._by_name[segment.name].grad
             target = section.flat[segment.start : segment.stop]
             target.zero_() if gradient is None else target.copy_(gradient.reshape(-1))
-        lost = residual = None
-        if section.remembers:
-            residual = self.memory.flat("residual", section.layout)
-            section.flat.add_(residual)
-            lost = self._scratch.take("lost", section.layout.numel, torch.float32)
         exchange = self._exchange
         bucket = Bucket(
-            section.flat,
-            section.layout,
-            exchange.workers,
-            exchange.worker,
-            self.step,
-            self._seed,
-            lost,
-            self._scratch,
+            section.flat, section.layout, exchange.workers, exchange.worker, self.step, self._seed, None, self._scratch
         )
-        arithmetic.encode_padded(section.codec, bucket, level, out)
-        if residual is not None and lost is not None and kernels.all_finite(lost):
-            residual.copy_(lost)
+        if section.remembers:
+            compensated(section.codec, bucket, self.memory.flat("residual", section.layout), level, out)
+        else:
+            section.codec.encode_padded(bucket, level, out)
 
     def _exchange_weights(self, kind: Kind, messages: list[tuple[Gradient, Tensor]]) -> None:
         level = self._codec.level
@@ -128,7 +115,7 @@ class PushPull:
             answers.append(answer)
         self._exchange.trade(kind, asks, self.step, level)
         for (_, sections, operation), answer in zip(self._servers, answers, strict=True):
-            weights, at = answer.view(getattr(torch, operation.down)), 0
+            weights, at = answer.view(DTYPES[operation.down]), 0
             for section in sections:
                 for segment in section.layout.segments:
                     parameter = self._by_name[segment.name]

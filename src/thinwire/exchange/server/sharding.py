@@ -9,36 +9,19 @@ of its first tensor. Plain numbers have no names and are cut into equal stretche
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-from torch import Tensor
-
-from thinwire.core.bucket import Layout, Segment
+from thinwire.core.layout import Layout, Segment, Selection
 
 SMALL_BYTES = 16384  # plain numbers below this go to one server: a message costs more than its bytes
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One server's tensors of a bucket: their layout end to end, and where they lie in the bucket."""
+class Shard(NamedTuple):
+    """One server's tensors of a bucket."""
 
     server: int
-    layout: Layout
-    runs: tuple[tuple[int, int], ...]
-
-    def gather(self, whole: Tensor, out: Tensor) -> Tensor:
-        at = 0
-        for start, stop in self.runs:
-            out[at : at + stop - start].copy_(whole[start:stop])
-            at += stop - start
-        return out
-
-    def scatter(self, values: Tensor, whole: Tensor) -> None:
-        at = 0
-        for start, stop in self.runs:
-            whole[start:stop].copy_(values[at : at + stop - start])
-            at += stop - start
+    tensors: Selection
 
 
 class Owners:
@@ -69,17 +52,9 @@ class Owners:
         if not layout.numel:
             return []
         if whole or self.servers == 1:
-            return [Shard(self._owner[layout.names[0]], layout, ((0, layout.numel),))]
-        found = []
-        for server in range(self.servers):
-            mine = [segment for segment in layout.segments if self._owner[segment.name] == server]
-            segments, at = [], 0
-            for segment in mine:
-                segments.append(segment._replace(start=at, stop=at + segment.numel))
-                at += segment.numel
-            if at:
-                found.append(Shard(server, Layout(segments), _joined(mine)))
-        return found
+            return [Shard(self._owner[layout.names[0]], layout.select(layout.names))]
+        owned = [{name for name in layout.names if self._owner[name] == server} for server in range(self.servers)]
+        return [Shard(server, layout.select(names)) for server, names in enumerate(owned) if names]
 
 
 def ranges(numel: int, itemsize: int, servers: int, turn: int) -> list[tuple[int, int, int]]:
@@ -88,13 +63,3 @@ def ranges(numel: int, itemsize: int, servers: int, turn: int) -> list[tuple[int
         return [(turn % servers, 0, numel)]
     cuts = [server * numel // servers // 64 * 64 for server in range(servers)] + [numel]
     return [(server, start, stop) for server, (start, stop) in enumerate(pairwise(cuts))]
-
-
-def _joined(segments: list[Segment]) -> tuple[tuple[int, int], ...]:
-    joined: list[tuple[int, int]] = []
-    for segment in segments:
-        if joined and joined[-1][1] == segment.start:
-            joined[-1] = (joined[-1][0], segment.stop)
-        else:
-            joined.append((segment.start, segment.stop))
-    return tuple(joined)

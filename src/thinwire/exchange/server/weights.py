@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from thinwire import kernels
-from thinwire.core.bucket import Layout
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
-from thinwire.exchange import arithmetic, codecs
+from thinwire.exchange import arithmetic
 from thinwire.exchange.server import operations
 from thinwire.exchange.server.frames import Kind
 from thinwire.exchange.server.operations import Operation
@@ -42,18 +42,12 @@ class Gradient(Operation):
     down: str
 
     def literal(self) -> dict[str, Any]:
-        described = tuple(
-            (codecs.describe(codec), operations.describe_layout(layout)) for codec, layout in self.sections
-        )
-        return {"sections": described, "down": self.down}
+        return {"sections": [(codec.spec, layout.segments) for codec, layout in self.sections], "down": self.down}
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> Gradient:
-        sections = tuple(
-            (operations.rebuild_codec(codec), operations.rebuild_layout(layout))
-            for codec, layout in literal["sections"]
-        )
-        return cls(sections, literal["down"])
+        sections = [(operations.codec_of(codec), operations.layout_of(layout)) for codec, layout in literal["sections"]]
+        return cls(tuple(sections), literal["down"])
 
     @property
     def numel(self) -> int:
@@ -66,10 +60,7 @@ class Gradient(Operation):
         return [arithmetic.aligned(codec.nbytes(layout, level)) for codec, layout in self.sections]
 
     def down_bytes(self, level: float) -> int:
-        return self.numel * getattr(torch, self.down).itemsize
-
-    def answer(self, asked, out, memory, scratch) -> None:
-        raise AssertionError("gradients are traded for weights, one worker at a time")
+        return self.numel * operations.DTYPES[self.down].itemsize
 
     def decode(self, data: Tensor, level: float, out: Tensor) -> None:
         """out = the gradient, sections end to end."""
@@ -128,7 +119,7 @@ class SharedWeights:
 
     def write_weights(self, operation: Operation, out: Tensor) -> None:
         assert isinstance(operation, Gradient) and self._weights is not None
-        out.view(getattr(torch, operation.down)).copy_(self._weights.detach())
+        out.view(operations.DTYPES[operation.down]).copy_(self._weights.detach())
 
     def _start(self, payload: Tensor, operation: Gradient) -> None:
         if payload.numel() != 4 * operation.numel:

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels
+from thinwire import kernels, schemes
 from thinwire.core.scheme import Codec
-from thinwire.gossip.compression import codec_of, decoded, encoded
+from thinwire.gossip.compression import decoded, encoded
 from thinwire.gossip.mixer import Mixer, Mixing
 from thinwire.gossip.node import Node
 
@@ -37,7 +37,7 @@ class Choco(Mixer):
     summary: ClassVar[str] = "compressed corrections to shared estimates, any codec; its step must be tuned"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", codec_of(self.codec, "choco"))
+        object.__setattr__(self, "codec", schemes.codec(self.codec))
         if not 0 < self.step < 2:
             raise ValueError(f"choco: step must be between 0 and 2, got {self.step!r}")
 
@@ -53,14 +53,14 @@ class Choco(Mixer):
 
     def mix(self, node: Node, weights: Mapping[int, float]) -> Mixing:
         own = node.own.flat("estimate", node.layout)
-        payload = encoded(codec_of(self.codec, self.name), node.flat - own, node)
+        payload = encoded(schemes.codec(self.codec), node.flat - own, node)
         answers = yield dict.fromkeys(weights, payload)
-        said = decoded(codec_of(self.codec, self.name), payload, node)
+        said = decoded(schemes.codec(self.codec), payload, node)
         if kernels.all_finite(said):
             own.add_(said)
         for j in (j for j in weights if j in answers):
             theirs = node.edge(j).flat("estimate", node.layout)
-            said = decoded(codec_of(self.codec, self.name), answers[j], node)
+            said = decoded(schemes.codec(self.codec), answers[j], node)
             if kernels.all_finite(said):
                 theirs.add_(said)
             node.flat.add_(theirs - own, alpha=self.step * weights[j])

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire import kernels
+from thinwire import kernels, schemes
 from thinwire.core.scheme import Codec
-from thinwire.gossip.compression import codec_of, decoded, encoded
+from thinwire.gossip.compression import decoded, encoded
 from thinwire.gossip.mixer import Mixer, Mixing
 from thinwire.gossip.node import Node
 
@@ -32,7 +32,7 @@ class DeepSqueeze(Mixer):
     summary: ClassVar[str] = "compressed weights with error memory, any codec; its step must be tuned"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", codec_of(self.codec, "deepsqueeze"))
+        object.__setattr__(self, "codec", schemes.codec(self.codec))
         if not 0 < self.step < 2:
             raise ValueError(f"deepsqueeze: step must be between 0 and 2, got {self.step!r}")
 
@@ -42,13 +42,13 @@ class DeepSqueeze(Mixer):
     def mix(self, node: Node, weights: Mapping[int, float]) -> Mixing:
         residual = node.own.flat("residual", node.layout)
         owed = node.flat + residual
-        payload = encoded(codec_of(self.codec, self.name), owed, node)
+        payload = encoded(schemes.codec(self.codec), owed, node)
         answers = yield dict.fromkeys(weights, payload)
-        mine = decoded(codec_of(self.codec, self.name), payload, node)
+        mine = decoded(schemes.codec(self.codec), payload, node)
         if not kernels.all_finite(mine):
             return
         residual.copy_(owed - mine)
         for j in (j for j in weights if j in answers):
-            theirs = decoded(codec_of(self.codec, self.name), answers[j], node)
+            theirs = decoded(schemes.codec(self.codec), answers[j], node)
             if kernels.all_finite(theirs):
                 node.flat.add_(theirs - mine, alpha=self.step * weights[j])

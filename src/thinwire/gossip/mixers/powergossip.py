@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core import randomness
-from thinwire.core.bucket import Segment
+from thinwire.core.layout import Segment
 from thinwire.core.memory import Memory
 from thinwire.gossip.mixer import Mixer, Mixing, as_bytes, as_values
 from thinwire.gossip.node import Node

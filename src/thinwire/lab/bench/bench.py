@@ -1,8 +1,7 @@
 """`thinwire bench`: every kernel against memcpy and against its own PyTorch reference, all in one run.
 
-Rounds are interleaved (memcpy, kernel, memcpy, kernel ...) and the best round counts, because other work on
-the machine only ever makes a round slower. Memory is kept between calls: fresh pages cost more than the
-kernels.
+Rounds are interleaved (memcpy, kernel, memcpy, kernel ...) and the best round counts, because other work on the machine
+only ever makes a round slower. Memory is kept between calls: fresh pages cost more than the kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on
-them.
-"""
+"""What `thinwire bench` measures. A case makes its tensors once and returns a call that does the work on them."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import Levels
-from thinwire.kernels.reference import cast, hadamard, indices, integers, quantize, sparse, statistics
+from thinwire.kernels import Levels, reference
 
 Call = Callable[[], object]
 
@@ -38,10 +35,8 @@ def all_cases() -> list[Case]:
 BLOCK, CHUNK, BITS = 1024, 64, range(1, 9)
 
 
-def _both(
-    name: str, prepare: Callable[[ModuleType, int], Call], reference: ModuleType, target: float | None = None
-) -> Case:
-    """A case whose kernel and reference take the same arguments."""
+def _both(name: str, prepare: Callable[[ModuleType, int], Call], target: float | None = None) -> Case:
+    """A case that is the same work for the kernel and for its reference."""
     return Case(name, partial(prepare, kernels), partial(prepare, reference), target)
 
 
@@ -69,11 +64,11 @@ def _statistics() -> list[Case]:
 
     everything = ("absmean", "absmax", "square")
     return [
-        _both("all_finite", finite, statistics, 0.8),
-        _both(f"mean, max, square / {BLOCK}", partial(blocks, BLOCK, everything), statistics, 0.8),
-        _both(f"absmax / {BLOCK}", partial(blocks, BLOCK, ("absmax",)), statistics, 0.8),
-        _both(f"chunk norms / {CHUNK}", partial(blocks, CHUNK, ("square",)), statistics, 0.8),
-        _both(f"chunk norms / {2 * CHUNK}", partial(blocks, 2 * CHUNK, ("square",)), statistics, 0.8),
+        _both("all_finite", finite, 0.8),
+        _both(f"mean, max, square / {BLOCK}", partial(blocks, BLOCK, everything), 0.8),
+        _both(f"absmax / {BLOCK}", partial(blocks, BLOCK, ("absmax",)), 0.8),
+        _both(f"chunk norms / {CHUNK}", partial(blocks, CHUNK, ("square",)), 0.8),
+        _both(f"chunk norms / {2 * CHUNK}", partial(blocks, 2 * CHUNK, ("square",)), 0.8),
     ]
 
 
@@ -85,11 +80,8 @@ def _quantizers() -> list[Case]:
 
     def uniform(bits, stochastic, residual, module, numel):
         x, starts, codes, ones = setting(numel, bits)
-        keys, counters = (
-            torch.tensor([0x1234567890ABCDE]) if stochastic else None,
-            torch.zeros(1, dtype=torch.int64),
-        )
-        radius = 8 * ones
+        keys = torch.tensor([0x1234567890ABCDE]) if stochastic else None
+        counters, radius = torch.zeros(1, dtype=torch.int64), 8 * ones
         lost = torch.zeros(numel) if residual else None
         return lambda: module.quantize_uniform(
             x, starts, BLOCK, bits, radius, keys=keys, counters=counters, out=codes, lost=lost
@@ -101,7 +93,7 @@ def _quantizers() -> list[Case]:
 
     def levels(bits, residual, module, numel):
         x, starts, codes, ones = setting(numel, bits)
-        table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
+        table = Levels(tnq_levels(bits))
         keys, counters = torch.tensor([0x1234567890ABCDE]), torch.zeros(1, dtype=torch.int64)
         lost = torch.zeros(numel) if residual else None
         return lambda: module.quantize_levels(
@@ -110,18 +102,18 @@ def _quantizers() -> list[Case]:
 
     def levels_add(bits, module, numel):
         out, starts, codes, ones = setting(numel, bits)
-        table = Levels(tnq_levels(bits)) if module is kernels else tnq_levels(bits)
+        table = Levels(tnq_levels(bits))
         return lambda: module.dequantize_levels_add(codes, starts, BLOCK, table, ones, 0.5, out=out)
 
-    cases = [_both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), quantize, 0.5) for b in BITS]
+    cases = [_both(f"uniform {b} bit, stochastic", partial(uniform, b, True, False), 0.5) for b in BITS]
     cases += [
-        _both("uniform 4 bit, nearest", partial(uniform, 4, False, False), quantize, 0.5),
-        _both("uniform 4 bit, stochastic, with residual", partial(uniform, 4, True, True), quantize),
+        _both("uniform 4 bit, nearest", partial(uniform, 4, False, False), 0.5),
+        _both("uniform 4 bit, stochastic, with residual", partial(uniform, 4, True, True)),
     ]
-    cases += [_both(f"uniform {b} bit, unpack + add", partial(uniform_add, b), quantize, 0.5) for b in BITS]
-    cases += [_both(f"TNQ {b} bit, stochastic", partial(levels, b, False), quantize, 0.35) for b in BITS]
-    cases += [_both("TNQ 4 bit, stochastic, with residual", partial(levels, 4, True), quantize)]
-    cases += [_both(f"TNQ {b} bit, unpack + add", partial(levels_add, b), quantize, 0.5) for b in (2, 4, 8)]
+    cases += [_both(f"uniform {b} bit, unpack + add", partial(uniform_add, b), 0.5) for b in BITS]
+    cases += [_both(f"TNQ {b} bit, stochastic", partial(levels, b, False), 0.35) for b in BITS]
+    cases += [_both("TNQ 4 bit, stochastic, with residual", partial(levels, 4, True))]
+    cases += [_both(f"TNQ {b} bit, unpack + add", partial(levels_add, b), 0.5) for b in (2, 4, 8)]
     return cases
 
 
@@ -140,12 +132,10 @@ def _integers() -> list[Case]:
         out, data = setting(numel, width)
         return lambda: getattr(module, name)(data, width, out)
 
-    cases = [_both(f"integers {w} bit, pack", partial(pack, w), integers) for w in (4, 8, 11)]
-    cases += [
-        _both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), integers, 0.5) for w in (4, 8, 11)
-    ]
+    cases = [_both(f"integers {w} bit, pack", partial(pack, w)) for w in (4, 8, 11)]
+    cases += [_both(f"integers {w} bit, unpack + add", partial(add, "add_packed", w), 0.5) for w in (4, 8, 11)]
     saturating = partial(add, "add_packed_saturating")
-    cases += [_both(f"integers {w} bit, saturating add", partial(saturating, w), integers, 0.5) for w in (4, 8)]
+    cases += [_both(f"integers {w} bit, saturating add", partial(saturating, w), 0.5) for w in (4, 8)]
     return cases
 
 
@@ -164,7 +154,7 @@ def _casts() -> list[Case]:
 
     names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
     return [
-        _both(title.format(name), partial(prepare, dtype), cast)
+        _both(title.format(name), partial(prepare, dtype))
         for title, prepare in (
             ("scale + cast to {}", scale),
             ("cast from {} + add", add),
@@ -210,55 +200,37 @@ def _moves() -> list[Case]:
 
     def gather(name, chunk, module, numel):
         x, chosen, values = setting(chunk, numel)
-        if module is kernels:
-            return lambda: getattr(kernels, name)(x, chosen, chunk=chunk, out=values)
-        return lambda: getattr(sparse, name)(x, chosen, chunk, values)
+        return lambda: getattr(module, name)(x, chosen, chunk=chunk, out=values)
 
     def scatter_add(chunk, module, numel):
         x, chosen, values = setting(chunk, numel)
-        if module is kernels:
-            return lambda: kernels.scatter_add(values, chosen, 0.5, x, chunk=chunk)
-        return lambda: sparse.scatter_add(values, chosen, 0.5, chunk, x)
+        return lambda: module.scatter_add(values, chosen, 0.5, x, chunk=chunk)
 
     def encode(module, numel):
         _, chosen, _ = setting(1, numel)
         data = kernels.encode_indices(chosen, numel)
-        if module is kernels:
-            return lambda: kernels.encode_indices(chosen, numel, out=data)
-        return lambda: indices.encode_indices(chosen, numel, data)
+        return lambda: module.encode_indices(chosen, numel, out=data)
 
     def decode(module, numel):
         _, chosen, _ = setting(1, numel)
         data = kernels.encode_indices(chosen, numel)
-        if module is kernels:
-            return lambda: kernels.decode_indices(data, chosen.numel(), numel, out=chosen)
-        return lambda: indices.decode_indices(data, chosen.numel(), numel, chosen)
+        return lambda: module.decode_indices(data, chosen.numel(), numel, out=chosen)
 
-    cases = [_both(f"{name.strip('_')} 1%", partial(gather, name, 1), sparse) for name in ("gather", "take_")]
-    cases += [_both(f"gather chunks / {CHUNK}", partial(gather, "gather", CHUNK), sparse)]
-    cases += [_both("scatter + add 1%", partial(scatter_add, 1), sparse)]
-    cases += [_both(f"scatter + add chunks / {CHUNK}", partial(scatter_add, CHUNK), sparse)]
-    return [*cases, _both("indices 1%, encode", encode, indices), _both("indices 1%, decode", decode, indices)]
+    cases = [_both(f"{name.strip('_')} 1%", partial(gather, name, 1)) for name in ("gather", "take_")]
+    cases += [_both(f"gather chunks / {CHUNK}", partial(gather, "gather", CHUNK))]
+    cases += [_both("scatter + add 1%", partial(scatter_add, 1))]
+    cases += [_both(f"scatter + add chunks / {CHUNK}", partial(scatter_add, CHUNK))]
+    return [*cases, _both("indices 1%, encode", encode), _both("indices 1%, decode", decode)]
 
 
 def _rotations() -> list[Case]:
-    def rotate(block, strided, inverse, module, numel):
-        x, starts, keys, counters = (
-            _laplace(numel),
-            torch.tensor([0, numel]),
-            torch.tensor([1 << 40]),
-            torch.tensor([0]),
-        )
-        stride = numel // block if strided else 1
-        if module is kernels:
-            return lambda: kernels.hadamard_(
-                x, starts, block, keys=keys, counters=counters, stride=stride, inverse=inverse
-            )
-        return lambda: hadamard.hadamard_(x, starts, block, stride, keys, counters, inverse)
+    def rotate(block, inverse, module, numel):
+        x, starts = _laplace(numel), torch.tensor([0, numel])
+        keys, counters = torch.tensor([1 << 40]), torch.tensor([0])
+        return lambda: module.hadamard_(x, starts, block, keys=keys, counters=counters, inverse=inverse)
 
     return [
-        _both(f"rotation / {BLOCK}", partial(rotate, BLOCK, False, False), hadamard, 0.3),
-        _both(f"rotation / {BLOCK}, back", partial(rotate, BLOCK, False, True), hadamard, 0.3),
-        _both(f"rotation / {BLOCK}, strided", partial(rotate, BLOCK, True, False), hadamard),
-        _both("rotation, full", partial(rotate, 1 << 30, False, False), hadamard),
+        _both(f"rotation / {BLOCK}", partial(rotate, BLOCK, False), 0.3),
+        _both(f"rotation / {BLOCK}, back", partial(rotate, BLOCK, True), 0.3),
+        _both("rotation, full", partial(rotate, 1 << 30, False)),
     ]

@@ -189,7 +189,7 @@ class Advice:
     @property
     def _caption(self) -> str:
         found = self.survey
-        reduced = found.link.carriage(FLOATS)
+        reduced = found.link.cost(FLOATS)
         return (
             f"predicted. Link, measured: {bits(found.link.bits_per_second)} and {reduced.latency_seconds * 1e3:.2g} ms "
             f"for an all-reduce;\n{found.host.workers} workers on {found.host.cores} cores, "

@@ -120,9 +120,7 @@ def _on_this_machine(look: _Look, workers: int, network: Network) -> Survey:
 
 def _worker(place: Place, look: _Look, network: Network) -> Survey:
     def exchange() -> AllReduce:
-        made = AllReduce()
-        made.ledger = links.ledger(network, place.rank, place.ranks)
-        return made
+        return AllReduce(transport=links.transport(network, place.rank, place.ranks))
 
     with place.joined():
         found = look(exchange)

@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import linear_regression, mean, median
 
 import torch
@@ -20,7 +21,7 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
 from thinwire.exchange.lane import Lane, Rounds
 from thinwire.exchange.objects import all_gather_objects
-from thinwire.lab.cost.model import Carriage, Host, Link, kind_of
+from thinwire.lab.cost.model import Host, Link, LinkCost, kind_of
 from thinwire.schemes import parse
 
 SIZES = tuple(4**power for power in range(5, 13))  # bytes that leave a worker: 1 KiB .. 16 MiB
@@ -33,34 +34,36 @@ def measure(exchange: AllReduce, group: dist.ProcessGroup) -> Link:
     """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer."""
     exchange.open(group, parse("fp16"))  # any scheme
     try:
-        lane, workers, worker = exchange.lane, exchange.workers, exchange.worker
+        lane, workers = exchange.lane, exchange.workers
         assert lane is not None
         kinds = (
-            *(_sweep(lambda nbytes, d=dtype: _all_reduced(nbytes, workers, d), lane, group) for dtype in DTYPES),
-            _sweep(lambda nbytes: _all_gathered(nbytes, workers), lane, group),
-            _sweep(lambda nbytes: _all_to_all(nbytes, workers, worker), lane, group),
+            *(_sweep(partial(_all_reduced, exchange.group, dtype), lane, group) for dtype in DTYPES),
+            _sweep(partial(_all_gathered, exchange.group), lane, group),
+            _sweep(partial(_all_to_all, exchange.group), lane, group),
         )
     finally:
         exchange.close()
     return Link(workers, dict(kinds))
 
 
-def _all_reduced(nbytes: int, workers: int, dtype: torch.dtype) -> Collective:
-    return AllReduced(torch.zeros(max(1, nbytes * workers // (2 * dtype.itemsize * (workers - 1))), dtype=dtype))
+def _all_reduced(group: dist.ProcessGroup, dtype: torch.dtype, nbytes: int) -> Collective:
+    workers = group.size()
+    numel = max(1, nbytes * workers // (2 * dtype.itemsize * (workers - 1)))
+    return AllReduced(torch.zeros(numel, dtype=dtype), group)
 
 
-def _all_gathered(nbytes: int, workers: int) -> Collective:
-    own = torch.zeros(nbytes // (workers - 1), dtype=torch.uint8)
-    return AllGathered(torch.zeros(own.numel() * workers, dtype=torch.uint8), own)
+def _all_gathered(group: dist.ProcessGroup, nbytes: int) -> Collective:
+    own = torch.zeros(nbytes // (group.size() - 1), dtype=torch.uint8)
+    return AllGathered(torch.zeros(own.numel() * group.size(), dtype=torch.uint8), own, group)
 
 
-def _all_to_all(nbytes: int, workers: int, worker: int) -> Collective:
-    sizes = [nbytes // (workers - 1)] * workers
+def _all_to_all(group: dist.ProcessGroup, nbytes: int) -> Collective:
+    sizes = [nbytes // (group.size() - 1)] * group.size()
     whole = torch.zeros(sum(sizes), dtype=torch.uint8)
-    return AllToAll(torch.zeros_like(whole), whole, sizes, sizes, worker)
+    return AllToAll(torch.zeros_like(whole), whole, sizes, sizes, group.rank(), group)
 
 
-def _sweep(make: Callable[[int], Collective], lane: Lane, group: dist.ProcessGroup) -> tuple[str, Carriage]:
+def _sweep(make: Callable[[int], Collective], lane: Lane, group: dist.ProcessGroup) -> tuple[str, LinkCost]:
     points, kind = [], ""
     for nbytes in SIZES:
         collective = make(nbytes)
@@ -78,13 +81,13 @@ def _sweep(make: Callable[[int], Collective], lane: Lane, group: dist.ProcessGro
         # Everybody must stop at the same size, and the slowest worker is the one that training waits for.
         told = all_gather_objects([median(seconds[1:]), mean(processor[1:])], group)
         took, worked = max(s for s, _ in told), mean(p for _, p in told)
-        points.append((collective.amounts(dist.get_world_size(group))["bytes_sent"], took, worked))
+        points.append((collective.amounts()["bytes_sent"], took, worked))
         if took > LONG_SECONDS:
             break
     return kind, fit(points)
 
 
-def fit(points: Sequence[tuple[float, float, float]]) -> Carriage:
+def fit(points: Sequence[tuple[float, float, float]]) -> LinkCost:
     """The line through (bytes, seconds, processor seconds) points of growing bytes.
 
     Its slope is that of the largest messages, because short ones slip through on a link's burst; its height is what
@@ -97,7 +100,7 @@ def fit(points: Sequence[tuple[float, float, float]]) -> Carriage:
     worked_per_byte = worked / nbytes
     latency = median(seconds - nbytes * per_byte for nbytes, seconds, _ in points[:-1])
     short = median(worked - nbytes * worked_per_byte for nbytes, _, worked in points[:-1])
-    return Carriage(max(0.0, latency), per_byte, worked_per_byte, max(0.0, short))
+    return LinkCost(max(0.0, latency), per_byte, worked_per_byte, max(0.0, short))
 
 
 def host(group: dist.ProcessGroup) -> Host:

@@ -2,7 +2,7 @@
 
 A step is played through on a virtual clock, by the lane's own code where it takes the lane (`playing`):
 
-1. The worker computes. The time at which each bucket of gradients is ready was measured (`BucketTalk.ready`).
+1. The worker computes. The time at which each bucket of gradients is ready was measured (`BucketTrace.ready`).
 2. The lane takes the buckets in order and thinks (encodes, decodes, copies): measured seconds, turn by turn.
 3. After a turn its messages go onto the wire, which carries one after the other: bytes_sent x seconds_per_byte each,
    and the message is there latency_seconds after it has left. Bytes never overlap, latencies do: a gloo group works on
@@ -56,13 +56,13 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class BucketTalk:
+class BucketTrace:
     """One bucket's conversation. `ready`: when the training thread hands it over, in its own seconds."""
 
     ready: float
     turns: tuple[Turn, ...]
 
-    def since(self, began: float) -> BucketTalk:
+    def since(self, began: float) -> BucketTrace:
         return replace(self, ready=self.ready - began)
 
 
@@ -71,18 +71,18 @@ class Step:
     """One step of training: its own seconds, lane not counted, and what the lane has to do."""
 
     compute_seconds: float
-    talks: tuple[BucketTalk, ...]
+    buckets: tuple[BucketTrace, ...]
     plain: bool = False  # takes the direct way, not the lane
 
     def computing(self, seconds: float) -> Step:
         """The same step with another computation of its own; buckets are ready at the same share of it."""
         scale = seconds / self.compute_seconds
-        talks = tuple(replace(talk, ready=talk.ready * scale) for talk in self.talks)
-        return replace(self, compute_seconds=seconds, talks=talks)
+        buckets = tuple(replace(bucket, ready=bucket.ready * scale) for bucket in self.buckets)
+        return replace(self, compute_seconds=seconds, buckets=buckets)
 
     @property
     def messages(self) -> list[Message]:
-        return [message for talk in self.talks for turn in talk.turns for message in turn.messages]
+        return [message for bucket in self.buckets for turn in bucket.turns for message in turn.messages]
 
     @property
     def bytes_sent(self) -> float:
@@ -90,11 +90,11 @@ class Step:
 
     @property
     def think_seconds(self) -> float:
-        return sum(turn.think_seconds for talk in self.talks for turn in talk.turns)
+        return sum(turn.think_seconds for bucket in self.buckets for turn in bucket.turns)
 
 
 @dataclass(frozen=True)
-class Carriage:
+class LinkCost:
     """What it takes to carry one kind of collective."""
 
     latency_seconds: float
@@ -108,9 +108,9 @@ class Link:
     """What connects a group of workers, as measured by `links.measure`, or on paper."""
 
     workers: int
-    kinds: dict[str, Carriage]
+    kinds: dict[str, LinkCost]
 
-    def carriage(self, kind: str) -> Carriage:
+    def cost(self, kind: str) -> LinkCost:
         """Of a kind that was not measured: as floats are added."""
         return self.kinds.get(kind, self.kinds[FLOATS])
 
@@ -121,7 +121,7 @@ class Link:
     def at(self, bits_per_second: float, host: Host) -> Link:
         """The same link with another bandwidth; no faster than processors can move bytes."""
 
-        def limited(kind: Carriage) -> Carriage:
+        def limited(kind: LinkCost) -> LinkCost:
             return replace(
                 kind, seconds_per_byte=max(8 / bits_per_second, kind.processor_seconds_per_byte / host.share)
             )

@@ -18,16 +18,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core.bucket import Bucket, Scratch
-from thinwire.core.ledger import Ledger
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.ddp import attach
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce
-from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
-from thinwire.lab.cost.model import BucketTalk, Message, Step, Turn, kind_of
+from thinwire.exchange.transport import Transport
+from thinwire.lab.cost.model import BucketTrace, Message, Step, Turn, kind_of
 
 WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time
 
@@ -50,34 +50,34 @@ def rehearse(
     """
     exchange = Rehearsal(workers, meet)
     wire = attach(model, scheme, exchange=exchange)
-    stage = exchange.lane
-    assert isinstance(stage, _Stage)
+    lane = exchange.lane
+    assert isinstance(lane, RehearsalLane)
     found = []
     try:
         for _ in range(WARM_STEPS + steps):
             restore()
             meet()
-            stage.talks.clear()
-            began = stage.clock()
+            lane.buckets.clear()
+            began = lane.clock()
             train()
-            talks = tuple(talk.since(began) for talk in stage.talks)
-            found.append(Step(stage.clock() - began, talks, wire.plain))
+            buckets = tuple(bucket.since(began) for bucket in lane.buckets)
+            found.append(Step(lane.clock() - began, buckets, wire.plain))
     finally:
         wire.close()
     return found[WARM_STEPS:]
 
 
 @dataclass(frozen=True)
-class Meeting(Scheme):
+class Barrier(Scheme):
     """Workers meet for every bucket, and exchange one number: what a step costs when there is nothing to send."""
 
     unbiased: ClassVar[bool] = True
     exact: ClassVar[bool] = True  # so nothing is exempt, and the number is all that travels
     any_float: ClassVar[bool] = True
-    summary: ClassVar[str] = "nothing but the meeting"
+    summary: ClassVar[str] = "nothing but the waiting for each other"
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        yield Sum(bucket.scratch.take("meeting", 1, torch.float32).zero_())
+        yield Sum(bucket.scratch.take("barrier", 1, torch.float32).zero_())
         return bucket.flat
 
 
@@ -105,17 +105,22 @@ class Rehearsal(AllReduce):
     """An AllReduce whose workers are all copies of worker 0, whoever rehearses."""
 
     def __init__(self, workers: int, meet: Callable[[], object]):
-        super().__init__()
+        super().__init__(transport=Rehearsed())
         self.workers = workers
         self._meet = meet
         self.worker = 0  # some schemes treat even and odd workers differently: THC's sums have room for n even ones
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
         arithmetic.check_route(self.route, scheme)
-        self.lane: Lane | None = _Stage(self.workers, self._meet, group, self.ledger)
+        self.group = _PretendedGroup(self.workers)  # type: ignore[assignment]
+        self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
+
+    @property
+    def device(self) -> str:
+        return "cpu"
 
     def direct(self, scheme: Scheme) -> None:
-        """All conversations are heard on the stage, the shortest too."""
+        """All conversations go over the lane, the shortest too."""
 
     def agree(self, what: str) -> None:
         """Copies agree."""
@@ -124,16 +129,47 @@ class Rehearsal(AllReduce):
         self.lane = None
 
 
-class _Stage(Lane):
-    """Drives a conversation from start to end where it is submitted, with made-up answers, and keeps the time.
+@dataclass(frozen=True)
+class _PretendedGroup:
+    workers: int
+
+    def size(self) -> int:
+        return self.workers
+
+
+class Rehearsed(Transport):
+    """Answers every collective where it is started, as if all workers had given what this one gave."""
+
+    def launch(self, collective: Collective) -> Started:
+        if isinstance(collective, AllReduced):
+            if collective.op == dist.ReduceOp.SUM:
+                collective.tensor.mul_(collective.group.size())
+        elif isinstance(collective, AllGathered):
+            collective.out.view(collective.group.size(), -1).copy_(collective.tensor.view(1, -1))
+        elif isinstance(collective, AllToAll):
+            start = sum(collective.sizes[: collective.worker])
+            mine = collective.tensor[start : start + collective.sizes[collective.worker]]
+            collective.out.view(collective.group.size(), -1).copy_(mine.view(1, -1))
+        else:
+            raise AssertionError(f"a rehearsal has no answer for {type(collective).__name__}")
+        return _Answered()
+
+
+class _Answered:
+    def wait(self) -> None:
+        """It is there already."""
+
+
+class RehearsalLane(Lane):
+    """Holds a conversation from start to end where it is submitted, and keeps the time.
 
     `clock` stands still meanwhile: it shows the training thread's own seconds.
     """
 
-    def __init__(self, workers: int, meet: Callable[[], object], group: dist.ProcessGroup, ledger: Ledger):
-        super().__init__(group, workers, ledger)
+    def __init__(self, transport: Transport, meet: Callable[[], object]):
+        super().__init__(transport)
         self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
-        self.talks: list[BucketTalk] = []
+        self.buckets: list[BucketTrace] = []
         self._meet = meet
         self._away = 0.0
 
@@ -143,41 +179,24 @@ class _Stage(Lane):
     def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
         ready, began = self.clock(), time.perf_counter()
         job = Job(begin, last, done)
-        talk, turns, result = begin(self._memory_for(job)), [], None
+        rounds, turns, result = begin(self._memory_for(job)), [], None
         while result is None:
             before = time.perf_counter()
             try:
-                wanted = next(talk)
+                wanted = next(rounds)
             except StopIteration as stop:
                 wanted, result = (), stop.value
-            thought = time.perf_counter() - before
-            turns.append(Turn(thought, tuple(self._message(collective) for collective in wanted)))
+            computed = time.perf_counter() - before
+            messages = (Message(kind_of(collective), collective.amounts()["bytes_sent"]) for collective in wanted)
+            turns.append(Turn(computed, tuple(messages)))
             for collective in wanted:
-                _answer(collective, self._workers)
+                self.transport.start(collective)
             if wanted:
                 self._meet()
-        self.talks.append(BucketTalk(ready, tuple(turns)))
+        self.buckets.append(BucketTrace(ready, tuple(turns)))
         job.end(result, None)
         self._away += time.perf_counter() - began
         return job
 
     def close(self) -> None:
         """There is no thread to end."""
-
-    def _message(self, collective: Collective) -> Message:
-        return Message(kind_of(collective), collective.amounts(self._workers)["bytes_sent"])
-
-
-def _answer(collective: Collective, workers: int) -> None:
-    """What the group would answer if every worker had given what this one gave."""
-    if isinstance(collective, AllReduced):
-        if collective.op == dist.ReduceOp.SUM:
-            collective.tensor.mul_(workers)
-    elif isinstance(collective, AllGathered):
-        collective.out.view(workers, -1).copy_(collective.tensor.view(1, -1))
-    elif isinstance(collective, AllToAll):
-        start = sum(collective.sizes[: collective.worker])
-        mine = collective.tensor[start : start + collective.sizes[collective.worker]]
-        collective.out.view(workers, -1).copy_(mine.view(1, -1))
-    else:
-        raise AssertionError(f"a rehearsal has no answer for {type(collective).__name__}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from thinwire.core.ledger import Ledger
-from thinwire.exchange.lane import Threaded
-from thinwire.lab.cost.model import BucketTalk, Carriage, Host, Link, Prediction, Step
+from thinwire.exchange.collectives import Collective, Started
+from thinwire.exchange.lane import Rounds, Threaded
+from thinwire.exchange.transport import Transport
+from thinwire.lab.cost.model import BucketTrace, Host, Link, LinkCost, Prediction, Step
 
 CHANNELS = 2  # collectives that a gloo process group works on at a time: its threads
 
@@ -26,7 +23,7 @@ def predict(steps: Sequence[Step], link: Link, host: Host) -> Prediction:
 
 def play(step: Step, link: Link, host: Host) -> Prediction:
     """One step on the virtual clock."""
-    clock = _Clock(max((talk.ready for talk in step.talks), default=0.0), host, inline=step.plain)
+    clock = _Clock(max((bucket.ready for bucket in step.buckets), default=0.0), host, inline=step.plain)
     (_go_direct if step.plain else _take_lane)(step, clock, link)
     lane_ended = clock.now
     clock.until_computed(clock.backward_seconds)
@@ -43,16 +40,15 @@ def play(step: Step, link: Link, host: Host) -> Prediction:
 
 def _take_lane(step: Step, clock: _Clock, link: Link) -> None:
     """Driven by a real lane, so that its order is the real one."""
-    group: Any = clock  # what the lane starts collectives on
-    lane = Threaded(group, link.workers, Ledger(), "thinwire-played")
+    lane = Threaded(Replayed(clock), "thinwire-replay")
     try:
         jobs = [
             lane.submit(
-                lambda scratch, talk=talk: _conversation(talk, clock, link),
-                last=talk is step.talks[-1],
+                lambda scratch, bucket=bucket: _rounds(bucket, clock, link),
+                last=bucket is step.buckets[-1],
                 done=lambda error: None,
             )
-            for talk in step.talks
+            for bucket in step.buckets
         ]
         for job in jobs:
             job.wait()
@@ -64,21 +60,21 @@ def _take_lane(step: Step, clock: _Clock, link: Link) -> None:
 
 def _go_direct(step: Step, clock: _Clock, link: Link) -> None:
     """Training starts every bucket's sum itself, as soon as it can, and at the last bucket waits for all."""
-    talks = [_conversation(talk, clock, link) for talk in step.talks]
-    arrivals = [[sending.start(clock) for sending in next(talk, ())] for talk in talks]
-    for talk, expected in zip(talks, arrivals, strict=True):
+    transport = Replayed(clock)
+    buckets = [_rounds(bucket, clock, link) for bucket in step.buckets]
+    arrivals = [[transport.start(sending) for sending in next(bucket, ())] for bucket in buckets]
+    for bucket, expected in zip(buckets, arrivals, strict=True):
         for arrival in expected:
             arrival.wait()
-        next(talk, None)
+        next(bucket, None)
 
 
-def _conversation(talk: BucketTalk, clock: _Clock, link: Link) -> Generator[list[_Sending], None, Tensor]:
-    clock.until_computed(talk.ready)
-    for turn in talk.turns:
+def _rounds(bucket: BucketTrace, clock: _Clock, link: Link) -> Rounds:
+    clock.until_computed(bucket.ready)
+    for turn in bucket.turns:
         clock.think(turn.think_seconds)
         if turn.messages:
-            yield [_Sending(message.bytes_sent, link.carriage(message.kind)) for message in turn.messages]
-    return torch.empty(0)
+            yield [_Sending(message.bytes_sent, link.cost(message.kind)) for message in turn.messages]
 
 
 @dataclass(frozen=True)
@@ -86,14 +82,25 @@ class _Sending:
     """A message on the virtual wire, with a collective's interface."""
 
     nbytes: float
-    carriage: Carriage
+    cost: LinkCost
 
-    def amounts(self, workers: int) -> dict[str, float]:
+    def amounts(self) -> dict[str, float]:
         return {"bytes_sent": self.nbytes}
 
-    def start(self, group: Any) -> _Arrival:
-        clock: _Clock = group
-        return _Arrival(clock, clock.carry(self.nbytes, self.carriage))
+    def start(self) -> Started:
+        raise AssertionError("only a virtual clock can carry this")
+
+
+class Replayed(Transport):
+    """Puts messages on a virtual wire."""
+
+    def __init__(self, clock: _Clock):
+        super().__init__()
+        self._clock = clock
+
+    def launch(self, collective: Collective) -> Started:
+        assert isinstance(collective, _Sending)
+        return _Arrival(self._clock, self._clock.carry(collective.nbytes, collective.cost))
 
 
 @dataclass(frozen=True)
@@ -139,14 +146,14 @@ class _Clock:
         self.waiting_seconds += max(0.0, until - self.now)
         self._pass(until=until)
 
-    def carry(self, nbytes: float, carriage: Carriage) -> float:
+    def carry(self, nbytes: float, cost: LinkCost) -> float:
         """Put bytes on the wire; when they arrive."""
         self._channels.sort()
         begin = max(self.now, self._channels[0], self._wire_free)
-        self._wire_free = end = begin + nbytes * carriage.seconds_per_byte
-        self._channels[0] = arrival = end + carriage.latency_seconds
-        self._occupy(begin, end, nbytes * carriage.processor_seconds_per_byte)
-        self._occupy(end, arrival, carriage.processor_seconds)
+        self._wire_free = end = begin + nbytes * cost.seconds_per_byte
+        self._channels[0] = arrival = end + cost.latency_seconds
+        self._occupy(begin, end, nbytes * cost.processor_seconds_per_byte)
+        self._occupy(end, arrival, cost.processor_seconds)
         return arrival
 
     def _occupy(self, begin: float, end: float, processor_seconds: float) -> None:

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.cost.link import cores
-from thinwire.lab.cost.model import FLOATS, Carriage, Host, Link, Message, Prediction, Step
+from thinwire.lab.cost.model import FLOATS, Host, Link, LinkCost, Message, Prediction, Step
 from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import predict
 from thinwire.lab.cost.survey import Matrices
@@ -119,8 +119,8 @@ def simulate(
 def paper_link(workers: int, bits_per_second: float, latency_seconds: float) -> Link:
     """A link whose messages take gloo's way, `latency_seconds` a hop."""
     hops = {FLOATS: 2 * (workers - 1), "AllGathered": workers - 1, "AllToAll": 1}
-    carriages = {kind: Carriage(count * latency_seconds, 8 / bits_per_second) for kind, count in hops.items()}
-    return Link(workers, carriages)
+    costs = {kind: LinkCost(count * latency_seconds, 8 / bits_per_second) for kind, count in hops.items()}
+    return Link(workers, costs)
 
 
 def _in_a_group(
@@ -168,16 +168,16 @@ def extended(a: Step, b: Step, at_a: int, at_b: int, count: int) -> Step:
     def line(x: float, y: float) -> float:
         return max(0.0, y + (y - x) * (count - at_b) / (at_b - at_a))
 
-    talks = []
-    for one, other in zip(a.talks, b.talks, strict=True):
+    buckets = []
+    for one, other in zip(a.buckets, b.buckets, strict=True):
         turns = []
         for x, y in zip(one.turns, other.turns, strict=True):
             messages = tuple(
                 Message(n.kind, line(m.bytes_sent, n.bytes_sent)) for m, n in zip(x.messages, y.messages, strict=True)
             )
             turns.append(replace(y, think_seconds=line(x.think_seconds, y.think_seconds), messages=messages))
-        talks.append(replace(other, turns=tuple(turns)))
-    return replace(b, talks=tuple(talks))
+        buckets.append(replace(other, turns=tuple(turns)))
+    return replace(b, buckets=tuple(buckets))
 
 
 def _gradients(counts: Sequence[int]) -> list[Named]:

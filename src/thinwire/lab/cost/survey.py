@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.objects import all_gather_objects
 from thinwire.lab.cost import link as links
-from thinwire.lab.cost.model import BucketTalk, Host, Link, Prediction, Step
-from thinwire.lab.cost.rehearsal import Meeting, perform, rehearse
+from thinwire.lab.cost.model import BucketTrace, Host, Link, Prediction, Step
+from thinwire.lab.cost.rehearsal import Barrier, perform, rehearse
 from thinwire.lab.cost.replay import predict
 from thinwire.lab.tasks.tasks import load_task
 
@@ -75,15 +75,15 @@ def survey(
     def meet() -> None:
         dist.barrier(group)
 
-    def rehearsed(scheme: str | Meeting, steps: int = STEPS) -> list[Step]:
+    def rehearsed(scheme: str | Barrier, steps: int = STEPS) -> list[Step]:
         return rehearse(model, train, scheme, workers=workers, steps=steps, restore=restore, meet=meet)
 
-    def real(scheme: str | Meeting, steps: int) -> list[float]:
+    def real(scheme: str | Barrier, steps: int) -> list[float]:
         return perform(model, train, scheme, exchange=exchange(), steps=steps, restore=restore)
 
     link, host = links.measure(exchange(), group), links.host(group)
-    meeting = rehearsed(Meeting(), MEETINGS)
-    met = real(Meeting(), MEETINGS)
+    meeting = rehearsed(Barrier(), MEETINGS)
+    met = real(Barrier(), MEETINGS)
     steps, performed = {}, {}
     for scheme in schemes:
         steps[scheme] = rehearsed(scheme)
@@ -109,15 +109,15 @@ def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
     """
     found = []
     for steps in zip(*workers, strict=True):
-        talks = []
-        for each in zip(*(step.talks for step in steps), strict=True):
+        buckets = []
+        for each in zip(*(step.buckets for step in steps), strict=True):
             turns = tuple(
                 replace(turn[0], think_seconds=max(one.think_seconds for one in turn))
-                for turn in zip(*(talk.turns for talk in each), strict=True)
+                for turn in zip(*(bucket.turns for bucket in each), strict=True)
             )
-            talks.append(BucketTalk(max(talk.ready for talk in each), turns))
+            buckets.append(BucketTrace(max(bucket.ready for bucket in each), turns))
         compute_seconds = max(step.compute_seconds for step in steps)
-        found.append(replace(steps[0], compute_seconds=compute_seconds, talks=tuple(talks)))
+        found.append(replace(steps[0], compute_seconds=compute_seconds, buckets=tuple(buckets)))
     return found
 
 

@@ -1,13 +1,13 @@
-"""The links of a group as its network wants them: shaped namespaces, or ledgers that wait, or the plain loopback."""
+"""The links of a group as its network wants them: shaped namespaces, or transports that wait, or the plain loopback."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from thinwire.core.ledger import Ledger
+from thinwire.exchange.transport import Transport
 from thinwire.lab.network import shaped
 from thinwire.lab.network.network import Network, parse_network, resolve
-from thinwire.lab.network.paced import Pace, PacedLedger
+from thinwire.lab.network.paced import Pace, Paced
 from thinwire.lab.network.shaped import Shaped
 
 
@@ -23,11 +23,11 @@ def opened(network: Network, workers: int, servers: int = 0) -> AbstractContextM
     return Shaped(network, workers, servers) if network.mode == "shaped" else nullcontext()
 
 
-def ledger(network: Network, worker: int, workers: int, servers: int = 0) -> Ledger:
+def transport(network: Network, worker: int, workers: int, servers: int = 0) -> Transport:
     """A worker's: a plain one, or on paced links one that waits. A server's rate is divided among all workers."""
     if network.mode != "paced":
-        return Ledger()
+        return Transport()
     up = Pace(network.rate_of(worker).up, network.latency_seconds)
     if not servers:
-        return PacedLedger(up)
-    return PacedLedger(up, down=Pace(network.server_rate.up * servers / workers, network.latency_seconds))
+        return Paced(up)
+    return Paced(up, down=Pace(network.server_rate.up * servers / workers, network.latency_seconds))

@@ -1,4 +1,4 @@
-"""Paced links: a ledger that takes as long as a thin wire would. No privileges, one machine.
+"""Paced links: a transport that takes as long as a thin wire would. No privileges, one machine.
 
 Every exchange arrives after latency + bytes / bandwidth. A worker's link carries one byte after the other, so bytes
 that are given while others are still on their way wait for those; latency is no occupation of the link, so what
@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from thinwire.core.ledger import Ledger, Started
+from thinwire.exchange.collectives import Collective, Started
+from thinwire.exchange.transport import Transport
 
 
 class Pace:
@@ -27,8 +28,8 @@ class Pace:
         return self._free_at + self.latency_seconds
 
 
-class PacedLedger(Ledger):
-    """Counts like any ledger, and whoever waits for something that was started waits until it would have come.
+class Paced(Transport):
+    """Starts and counts like any transport, and whoever waits for something waits until it would have come.
 
     up: what this worker sends at. down: what a server's answers come at; None: as fast as they are there.
     """
@@ -38,8 +39,9 @@ class PacedLedger(Ledger):
         self._up, self._down = up, down
         self._heard_at = 0.0  # when all that was sent so far has arrived: no answer begins before
 
-    def due(self, work: Started, **amounts: float) -> Started:
-        """Each piece of work is due when its own bytes are there, whatever is sent after them."""
+    def launch(self, collective: Collective) -> Started:
+        """Each is due when its own bytes are there, whatever is sent after them."""
+        work, amounts = super().launch(collective), collective.amounts()
         now = due = time.perf_counter()
         if amounts.get("bytes_sent"):
             due = self._heard_at = self._up.send(amounts["bytes_sent"], now)

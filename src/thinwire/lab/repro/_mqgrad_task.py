@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
-from thinwire.exchange.codecs import Floats
 from thinwire.lab.tasks import datasets
+from thinwire.schemes.cast import FP16
 from thinwire.schemes.qsgd import QSGD
 
 WORKERS, BATCH = 2, 32
@@ -49,7 +50,7 @@ class Ladder(Codec):
 
 
 def _rung(level: float) -> Codec:
-    return Floats("float16") if level == 16 else QSGD(bits=int(level), block=128)
+    return FP16() if level == 16 else QSGD(bits=int(level), block=128)
 
 
 @dataclass(frozen=True)

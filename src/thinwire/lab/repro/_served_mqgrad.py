@@ -21,6 +21,7 @@ from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro._mqgrad_task import ServedRun
 from thinwire.lab.runs import launch
 from thinwire.lab.runs.launch import Place
+from thinwire.schemes import register
 from thinwire.server import join
 
 SERVER_TIMEOUT_SECONDS = 300.0
@@ -39,25 +40,24 @@ class Order:
 
 def run_served(order: Order, namespaces: Sequence[str] | None) -> ServedRun:
     """One run under one controller. `namespaces`: of the server and the workers, where links are shaped."""
-    served, (curve, levels, accuracy), *_ = launch.on_ranks(_rank, 1 + task.WORKERS, order, namespaces=namespaces)
-    return ServedRun(curve, levels, accuracy, served.get("controller_seconds", 0.0))
+    _, trained, *_ = launch.on_ranks(_rank, 1 + task.WORKERS, order, namespaces=namespaces)
+    return trained
 
 
 def _rank(place: Place, order: Order) -> Any:
+    register(task.Ladder)  # on every rank, the server's too; nowhere else it is a scheme among the others
     with place.joined():
-        role = join(servers=1, lost="stop", timeout=SERVER_TIMEOUT_SECONDS)
+        # Rank 0 serves: it sends by no transport.
+        transport = links.transport(parse_network(order.network), max(0, place.rank - 1), task.WORKERS, servers=1)
+        role = join(servers=1, lost="stop", timeout=SERVER_TIMEOUT_SECONDS, transport=transport)
         if role.serves:
             return role.serve()
         assert role.exchange is not None
-        worker = role.exchange.worker
-        role.exchange.ledger = links.ledger(parse_network(order.network), worker, task.WORKERS, servers=1)
         return _train(order, role.exchange, role.workers)
 
 
-def _train(
-    order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None
-) -> tuple[tuple[tuple[float, float], ...], tuple[float, ...], float] | None:
-    """Curve, levels and accuracy, on the first worker. Weights are evaluated after the run, off its clock."""
+def _train(order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None) -> ServedRun | None:
+    """What became of the run, on the first worker. Weights are evaluated after the run, off its clock."""
     model = DistributedDataParallel(task.network(order.seed), process_group=group)
     optimizer = task.optimizer(model)
     batches = task.batches(order.seed, exchange.worker)
@@ -80,9 +80,10 @@ def _train(
             if step % task.EVALUATE_EVERY == 0:
                 seconds.append(time.perf_counter() - began)
                 snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+        controller_seconds = wire.stats().get("controller_seconds", 0.0)
         if order.learnt is not None:
             wire.save_controller(order.learnt)
     if exchange.worker != 0:
         return None
     losses, accuracy = task.evaluate(order.seed, snapshots)
-    return tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy
+    return ServedRun(tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy, controller_seconds)

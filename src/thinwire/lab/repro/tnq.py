@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from thinwire.core import theory
-from thinwire.core.bucket import Bucket, Layout
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction

@@ -10,10 +10,12 @@ from typing import ClassVar
 from thinwire import schemes
 from thinwire.core import spec as specs
 from thinwire.core.scheme import Codec
-from thinwire.exchange.codecs import CASTS, codec_of
 from thinwire.gossip import graphs, mixers
 
 SCHEMES = ("fp32", "fp16", "qsgd(bits=4)", "topkc(density=0.1)", "powersgd(factor_rank=4)")
+
+
+CASTS = ("fp32", "fp16", "bf16")  # how weights may come back
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class ServerTopology(Topology):
         elif self.staleness is not None and self.down not in CASTS:
             raise ValueError(f"server: with staleness, down is one of {', '.join(CASTS)}, got {self.down!r}")
         elif self.down != "same":
-            codec_of(self.down)
+            schemes.codec(self.down)
 
     @property
     def server_count(self) -> int:
@@ -99,7 +101,7 @@ class ServerTopology(Topology):
         schemes.parse(scheme)
         if self.staleness is not None:
             try:
-                codec_of(scheme)
+                schemes.codec(scheme)
             except ValueError as error:
                 raise ValueError(f"with staleness a server takes gradients one by one: {error}") from None
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import gossip, schemes
-from thinwire.core.ledger import Ledger
 from thinwire.ddp import attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.server.client import ParameterServer
+from thinwire.exchange.transport import Transport
 from thinwire.lab.network import links
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.runs.launch import PATIENCE_SECONDS
@@ -77,8 +77,8 @@ class RunContext:
     def steps(self) -> int:
         return self.plan.steps or self.task.steps
 
-    def ledger(self, servers: int = 0) -> Ledger:
-        return links.ledger(parse_network(self.plan.network), self.worker, self.plan.workers, servers)
+    def transport(self, servers: int = 0) -> Transport:
+        return links.transport(parse_network(self.plan.network), self.worker, self.plan.workers, servers)
 
     def falling(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Call it after every step: the learning rate falls linearly to zero."""
@@ -93,14 +93,12 @@ def make_trainer(context: RunContext, role: Role | None) -> Trainer:
         return GossipTrainer(context, topology)
     if isinstance(topology, ServerTopology):
         assert role is not None and role.exchange is not None
-        role.exchange.ledger = context.ledger(topology.servers)
+        role.exchange.transport = context.transport(topology.servers)
         if topology.staleness is not None:
             assert topology.down is not None
             return AsyncTrainer(context, role, topology.down)
         return DDPTrainer(context, role.exchange, role.workers)
-    everyone = AllReduce()
-    everyone.ledger = context.ledger()
-    return DDPTrainer(context, everyone, None)
+    return DDPTrainer(context, AllReduce(transport=context.transport()), None)
 
 
 def serve(context: RunContext, role: Role) -> dict[str, float]:
@@ -189,7 +187,7 @@ class GossipTrainer(Trainer):
         self.model = self.bare = context.task.model()
         self._gossip = gossip.Gossip(
             self.model, topology.among(plan.workers), plan.scheme, on_loss="raise", timeout_seconds=PATIENCE_SECONDS,
-            seed=plan.seed, ledger=context.ledger(),
+            seed=plan.seed, transport=context.transport(),
         )  # fmt: skip
         self._optimizer = context.task.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)

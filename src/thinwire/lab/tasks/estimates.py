@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.ddp import SMALL
+from thinwire.core.partition import small
 
 Named = dict[str, Tensor]
 
 
 def compressed(tensor: Tensor) -> bool:
     """As `attach` does by default: small and 1-d tensors travel exact."""
-    return tensor.ndim > 1 and tensor.numel() >= SMALL
+    return not small(tensor.shape, tensor.numel())
 
 
 def mean_of(workers: Sequence[Named]) -> Named:

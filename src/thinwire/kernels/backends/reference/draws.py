@@ -10,8 +10,7 @@ _WORD = 0xFFFFFFFF
 
 
 def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
-    """32 bits (in int64) for each counter (int64, 0 <= counter < 2^32) under a key: one, or one per counter
-    (int64).
+    """32 bits (in int64) for each counter (int64, 0 <= counter < 2^32) under a key: one, or one per counter (int64).
 
     The scrambled key's halves choose one of 2^63 affine walks through the 32-bit integers, a two-round
     multiplicative hash hides that it is a walk. Two keys so visit the integers in different orders, not in one

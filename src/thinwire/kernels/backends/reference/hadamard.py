@@ -5,10 +5,8 @@ block and D D = 1/block, so the rotation is orthonormal, and going back restores
 are shared: minus where bit c & 31 of random_u32(key, 2^32 - 1 - (c >> 5)) is set, c being the element's
 counter. (Counting from the end keeps the signs apart from what else is drawn under the same key.)
 
-A stretch is cut into groups. stride = 1: contiguous blocks of `block` entries. stride > 1: spans of block *
-stride entries, of which those `stride` apart belong together. What is left at the end is cut into
-contiguous blocks of `block`, then of block / 2, and so on down to 1: nothing is padded, and the last
-entries mix with fewer others.
+A stretch is cut into blocks of `block` entries, what is left at the end into blocks of block / 2, and so on down to
+1: nothing is padded, and the last entries mix with fewer others.
 """
 
 from __future__ import annotations
@@ -19,32 +17,30 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.random import COUNTERS, random_u32
+from thinwire.kernels.backends.reference.draws import COUNTERS, random_u32
 
 
-def hadamard_(
-    x: Tensor, starts: Tensor, block: int, stride: int, keys: Tensor, counters: Tensor, inverse: bool
-) -> None:
+def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
     """Rotates every stretch of x in place, forth or back; the distances of the butterflies ascend."""
     bounds = starts.tolist()
     for stretch, (a, b) in enumerate(itertools.pairwise(bounds)):
         signs = _signs(int(keys[stretch]), int(counters[stretch]), b - a, x)
-        for begin, end, size, apart in _groups(b - a, block, stride):
+        for begin, end, size in _runs(b - a, block):
             entries = x[a + begin : a + end]
             diagonal = signs[begin:end] * (1.0 / size**0.5)
             if not inverse:
                 entries *= diagonal
-            _butterflies(entries.view(-1, size, apart))
+            _butterflies(entries.view(-1, size))
             if inverse:
                 entries *= diagonal
 
 
 def _butterflies(entries: Tensor) -> None:
-    """H along the middle dimension, whose length is a power of two."""
-    groups, size, apart = entries.shape
+    """H along the rows, whose length is a power of two."""
+    rows, size = entries.shape
     distance = 1
     while distance < size:
-        pairs = entries.view(groups, size // (2 * distance), 2, distance, apart)
+        pairs = entries.view(rows, size // (2 * distance), 2, distance)
         a, b = pairs[:, :, 0], pairs[:, :, 1]
         total, difference = a + b, a - b
         a.copy_(total)
@@ -59,12 +55,11 @@ def _signs(key: int, counter: int, count: int, like: Tensor) -> Tensor:
     return (1 - 2 * bit).to(like.dtype)
 
 
-def _groups(length: int, block: int, stride: int) -> Iterator[tuple[int, int, int, int]]:
-    """(begin, end, entries of a group, how far apart) of the runs of like groups that cover a stretch."""
+def _runs(length: int, block: int) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, size) of the runs of equal blocks that cover a stretch."""
     begin = 0
-    sizes = [(block, stride)] + [(block >> down, 1) for down in range(block.bit_length())]
-    for size, apart in sizes:
-        end = begin + (length - begin) // (size * apart) * size * apart
+    for size in (block >> down for down in range(block.bit_length())):
+        end = begin + (length - begin) // size * size
         if end > begin:
-            yield begin, end, size, apart
+            yield begin, end, size
         begin = end

@@ -7,9 +7,7 @@ from torch import Tensor
 
 
 def put_bits(codes: Tensor, width: int, position: Tensor, nbytes: int) -> Tensor:
-    """uint8[nbytes]: code i (int64, >= 0, under 2^width) in the bits from position[i] on; all others are
-    0.
-    """
+    """uint8[nbytes]: code i (int64, >= 0, under 2^width) in the bits from position[i] on; all others are 0."""
     out = torch.zeros(nbytes + 5, dtype=torch.int32, device=codes.device)
     shifted = codes << (position & 7)
     for byte in range((width + 14) // 8):

@@ -1,7 +1,7 @@
-"""The generator: even, without memory, and different under every key. Keys are fixed: what passes once
-passes always.
+"""The generator: even, without memory, and different under every key.
 
-Each check rejects a perfect generator with probability below 1e-5 per key.
+Keys are fixed: what passes once passes always. Each check rejects a perfect generator with probability below 1e-5
+per key.
 """
 
 import math
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from thinwire.core.randomness import key, mix
-from thinwire.kernels.reference.random import random_u32, random_unit
+from thinwire.kernels import random_u32
+from thinwire.kernels.backends.reference.draws import random_unit
 
 N = 1 << 17
 KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for name in "ab" for worker in (0, 1)]
@@ -52,9 +53,7 @@ def test_keys_are_not_correlated():
 
 
 def test_a_thousand_keys_behave():
-    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000
-    checks.
-    """
+    """Mean, and correlation with the next draw, of 2^13 draws under each key: 6 standard errors, 2,000 checks."""
     count, draws_each = 1000, 1 << 13
     keys = torch.tensor([key(7, step, "many") - 2**63 for step in range(count)])
     x = random_unit(keys[:, None], torch.arange(draws_each)[None, :]).double() - 0.5
@@ -79,3 +78,9 @@ def test_a_key_is_scrambled_by_splitmix64():
             x = (x ^ x >> 16) * 0x21F0AAAD % 2**32
             x = (x ^ x >> 15) * 0x735A2D97 % 2**32
             assert int(random_u32(number, torch.tensor(counter))) == x ^ x >> 15
+
+
+@pytest.mark.parametrize("key, counter", [(1, torch.arange(3.0)), (torch.ones(1), torch.arange(3))])
+def test_other_numbers_are_refused(key, counter):
+    with pytest.raises(ValueError, match=r"has dtype torch.float32, accepted: torch.int64"):
+        random_u32(key, counter)

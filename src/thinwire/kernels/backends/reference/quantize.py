@@ -1,9 +1,8 @@
 """Quantisation of every block to 2^bits levels: even ones over [-radius, radius], or a table times a scale.
 
-The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be
-denormal), and one that is not finite makes the whole block decode to NaN, which is how non-finite gradients
-reach the optimizer. A NaN in a block whose range is finite gets code 0: ranges must come from the data, as
-`block_statistics` makes them.
+The range of a block is its own number: a radius or scale below 2^-120 counts as 0 (the levels would be denormal), and
+one that is not finite makes the whole block decode to NaN, which is how non-finite gradients reach the optimizer. A NaN
+in a block whose range is finite gets code 0: ranges must come from the data, as `block_statistics` makes them.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.bits import get_bits, put_bits
-from thinwire.kernels.reference.blocks import Blocks
-from thinwire.kernels.reference.random import random_unit
+from thinwire.kernels.backends.reference.bits import get_bits, put_bits
+from thinwire.kernels.backends.reference.blocks import Blocks
+from thinwire.kernels.backends.reference.draws import random_unit
+from thinwire.kernels.levels import Levels
 
 SMALLEST = 2.0**-120
 
@@ -25,9 +25,8 @@ def quantize_uniform(
     """Quantise to s + 1 = 2^bits even levels over [-radius_j, radius_j] per block, pack into `out`.
 
     Position u = x * ((s/2) / radius) + s/2; the code is floor(u + draw) clipped to 0..s, with draw =
-    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s)
-    - 1). `lost`, where given, gets x - that value; it may be x's own memory. Blocks whose radius is 0 or not
-    finite get codes 0.
+    random_unit(key, counter), or 1/2 where keys is None: nearest. The code c stands for radius * (c * (2/s) - 1).
+    `lost`, where given, gets x - that value; it may be x's own memory. Without a finite radius above 0, codes are 0.
     """
     levels = (1 << bits) - 1
     blocks = Blocks.of(starts, block, x.device)
@@ -41,14 +40,6 @@ def quantize_uniform(
     _pack(codes, blocks, bits, out)
 
 
-def dequantize_uniform(
-    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = (weight * radius) * (c * (2/s) - 1), for codes c made by `quantize_uniform`."""
-    out.zero_()
-    dequantize_uniform_add(codes, starts, block, bits, radius, weight, out=out)
-
-
 def dequantize_uniform_add(
     codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
 ) -> None:
@@ -60,21 +51,19 @@ def dequantize_uniform_add(
 
 
 def quantize_levels(
-    x: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, *,
+    x: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, *,
     keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Quantise to the values levels[c] * scale_j per block; `levels` are sorted, 2^bits of them; pack into
-    `out`.
+    """Quantise to the values table[c] * scale_j per block, with the levels' table; pack into `out`.
 
-    y = x * (1 / scale); j is the interval with levels[j] <= y < levels[j + 1], clipped to the table. The
-    code is j + 1 where draw < (y - levels[j]) * (1 / (levels[j + 1] - levels[j])), else j, with draws as in
-    `quantize_uniform`: unbiased between the first and the last level, the nearer end outside.
-    `lost`, where given, gets x - value. Blocks whose scale is 0 or not finite get codes 0.
+    y = x * (1 / scale); j is the interval with table[j] <= y < table[j + 1], clipped to the table. The code is j + 1
+    where draw < (y - table[j]) * (1 / (table[j + 1] - table[j])), else j, with draws as in `quantize_uniform`:
+    unbiased between the first and the last level, the nearer end outside. `lost`, where given, gets x - value. Blocks
+    whose scale is 0 or not finite get codes 0.
     """
-    bits = (len(levels) - 1).bit_length()
     blocks = Blocks.of(starts, block, x.device)
     number, r = blocks.of_element, _effective(scale.to(_working(x)))
-    table = levels.to(r.dtype)
+    table = levels.table.to(r)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
     y = x * inverse
     below = torch.searchsorted(
@@ -85,26 +74,25 @@ def quantize_levels(
     codes = torch.where(inverse > 0, codes, 0)
     if lost is not None:
         lost.copy_(x - r[number] * table[codes])
-    _pack(codes, blocks, bits, out)
+    _pack(codes, blocks, levels.bits, out)
 
 
 def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, weight: float, *, out: Tensor
+    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    """out = (weight * scale) * levels[c], for codes c made by `quantize_levels`."""
+    """out = (weight * scale) * table[c], for codes c made by `quantize_levels`."""
     out.zero_()
     dequantize_levels_add(codes, starts, block, levels, scale, weight, out=out)
 
 
 def dequantize_levels_add(
-    codes: Tensor, starts: Tensor, block: int, levels: Tensor, scale: Tensor, weight: float, *, out: Tensor
+    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    """out += (weight * scale) * levels[c], for codes c made by `quantize_levels`."""
-    bits = (len(levels) - 1).bit_length()
+    """out += (weight * scale) * table[c], for codes c made by `quantize_levels`."""
     blocks = Blocks.of(starts, block, out.device)
     r = _effective(scale.to(_working(out)))
-    c = get_bits(codes, bits, blocks.bit_positions(bits))
-    out.add_((weight * r)[blocks.of_element] * levels.to(r.dtype)[c])
+    c = get_bits(codes, levels.bits, blocks.bit_positions(levels.bits))
+    out.add_((weight * r)[blocks.of_element] * levels.table.to(r)[c])
 
 
 def _working(x: Tensor) -> torch.dtype:

@@ -1,8 +1,7 @@
 """Selecting entries, and moving selected entries in and out.
 
-Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry.
-The last chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short
-one leaves is 0.
+Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry. The last
+chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short one leaves is 0.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import or_empty
 
-def top_k(x: Tensor, k: int, weight: Tensor | None, out: Tensor) -> None:
-    """out = where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals."""
+
+def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+    """int32[k]: where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals."""
     score = (x if weight is None else x * weight).abs()
     order = torch.sort(score, descending=True, stable=True).indices
-    out.copy_(order[:k].sort().values)
+    return or_empty(out, k, torch.int32, like=x).copy_(order[:k].sort().values)
 
 
 def check_indices(indices: Tensor, count: int) -> None:
@@ -27,35 +28,36 @@ def check_indices(indices: Tensor, count: int) -> None:
         raise ValueError(f"indices must be in 0..{count - 1}, got {lowest}..{highest}")
 
 
-def gather(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
-    """out = the chosen chunks of x, one after the other."""
-    _take(x, *_places(x, indices, chunk), out)
+def gather(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:
+    """The chosen chunks of x, one after the other."""
+    places, present = _places(x, indices, chunk)
+    return _taken(x, places, present, or_empty(out, indices.numel() * chunk, x.dtype, like=x))
 
 
-def scatter_add(values: Tensor, indices: Tensor, weight: float, chunk: int, out: Tensor) -> None:
+def scatter_add(values: Tensor, indices: Tensor, weight: float, out: Tensor, *, chunk: int = 1) -> None:
     """The chosen chunks of out += weight * values, in the order of the indices."""
     places, present = _places(out, indices, chunk)
     out.index_add_(0, places, _present(values, present) * weight)
 
 
-def take_(x: Tensor, indices: Tensor, chunk: int, out: Tensor) -> None:
+def take_(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:
     """`gather`, then the chosen chunks of x are 0."""
     places, present = _places(x, indices, chunk)
-    _take(x, places, present, out)
+    out = _taken(x, places, present, or_empty(out, indices.numel() * chunk, x.dtype, like=x))
     x.index_fill_(0, places, 0)
+    return out
 
 
-def put_(x: Tensor, indices: Tensor, values: Tensor, chunk: int) -> None:
+def put_(x: Tensor, indices: Tensor, values: Tensor, *, chunk: int = 1) -> None:
     """The chosen chunks of x = values. No index may repeat."""
     places, present = _places(x, indices, chunk)
     x.index_copy_(0, places, _present(values, present))
 
 
-def _take(x: Tensor, places: Tensor, present: Tensor | None, out: Tensor) -> None:
+def _taken(x: Tensor, places: Tensor, present: Tensor | None, out: Tensor) -> Tensor:
     if present is None:
-        torch.index_select(x, 0, places, out=out)
-    else:
-        out.zero_().index_copy_(0, present, x.index_select(0, places))
+        return torch.index_select(x, 0, places, out=out)
+    return out.zero_().index_copy_(0, present, x.index_select(0, places))
 
 
 def _present(values: Tensor, present: Tensor | None) -> Tensor:

@@ -5,23 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.bits import get_bits, put_bits
+from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    """The values (int32), `width` bits each, into `out` (uint8). A value that does not fit is a
-    ValueError.
-    """
+    """The values (int32), `width` bits each, into `out` (uint8). A value that does not fit is a ValueError."""
     limit, wide = 1 << (width - 1), values.to(torch.int64)
     if bool(((wide < -limit) | (wide >= limit)).any()):
         raise ValueError(f"a value does not fit into {width} bits")
     codes = wide & ((1 << width) - 1)
     out.copy_(put_bits(codes, width, _positions(values.numel(), width, values), out.numel()))
-
-
-def unpack_ints(data: Tensor, width: int, out: Tensor) -> None:
-    """out (int32) = the integers."""
-    out.copy_(_signed(data, width, out))
 
 
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:

@@ -20,7 +20,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.bits import get_bits, put_bits
+from thinwire.kernels.backends.memory import or_empty
+from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 
 
 @lru_cache(maxsize=1024)
@@ -34,11 +35,12 @@ def index_bytes(k: int, n: int) -> int:
     return sum(_part_bytes(k, n, low_bits(k, n))) if k else 0
 
 
-def encode_indices(indices: Tensor, n: int, out: Tensor) -> None:
-    """Writes the indices into `out` (uint8, `index_bytes` long)."""
+def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Tensor:
+    """uint8[index_bytes(k, n)]: the indices, encoded."""
     k = indices.numel()
+    out = or_empty(out, index_bytes(k, n), torch.uint8, like=indices)
     if k == 0:
-        return
+        return out
     if int(indices[0]) < 0 or int(indices[-1]) >= n or not bool((indices.diff() > 0).all()):
         raise ValueError("indices must ascend, without repeats, from 0 or more to below n")
     low = low_bits(k, n)
@@ -47,12 +49,14 @@ def encode_indices(indices: Tensor, n: int, out: Tensor) -> None:
     values = indices - number
     out[:low_bytes] = put_bits(values & ((1 << low) - 1), low, number * low, low_bytes)
     out[low_bytes:] = put_bits(torch.ones_like(values), 1, (values >> low) + number, high_bytes)
+    return out
 
 
-def decode_indices(data: Tensor, k: int, n: int, out: Tensor) -> None:
+def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -> Tensor:
     """The indices again. Bytes that `encode_indices` cannot have written raise, and leave `out` undefined."""
+    out = or_empty(out, k, torch.int32, like=data)
     if k == 0:
-        return
+        return out
     low = low_bits(k, n)
     low_bytes, high_bytes = _part_bytes(k, n, low)
     number = torch.arange(k, device=data.device)
@@ -66,7 +70,7 @@ def decode_indices(data: Tensor, k: int, n: int, out: Tensor) -> None:
     values = (places - number) << low | get_bits(data[:low_bytes], low, number * low)
     if int(values[-1]) > n - k or not bool((values.diff() >= 0).all()):
         raise ValueError("encoded indices are damaged: they do not ascend to below n")
-    out.copy_(values + number)
+    return out.copy_(values + number)
 
 
 def _part_bytes(k: int, n: int, low: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
     """weight * x as by scale_cast, in the front of x's own memory, which is returned."""
-    out = front(x, dtype)
+    out = x.view(dtype)[: x.numel()]
     for piece in _pieces(x):  # writing never overtakes reading
         out[piece] = (x[piece] * weight).to(dtype)
     return out
@@ -25,14 +25,10 @@ def widen(x: Tensor, out: Tensor) -> None:
         out[piece] = x[piece].to(out.dtype, copy=True)
 
 
-def front(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.view(dtype)[: x.numel()]
+def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
+    """out += weight * x, in out's dtype."""
+    out.add_(x.to(out.dtype) * weight)
 
 
 def _pieces(x: Tensor) -> list[slice]:
     return [slice(begin, begin + 65_536) for begin in range(0, x.numel(), 65_536)]
-
-
-def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
-    """out += weight * x, in out's dtype."""
-    out.add_(x.to(out.dtype) * weight)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference.blocks import Blocks
+from thinwire.kernels.backends.reference.blocks import Blocks
 
 
 def all_finite(x: Tensor) -> bool:
@@ -22,11 +22,10 @@ def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; 0 for an empty
-    block.
+    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; an empty block has 0.
 
-    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the
-    block is clean. A sum that float32 cannot hold is Inf too.
+    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is
+    clean. A sum that float32 cannot hold is Inf too.
     """
     blocks = Blocks.of(starts, block, x.device)
     number, magnitude = blocks.of_element, x.abs()

@@ -1,0 +1,166 @@
+"""Layout: where named tensors lie in a flat buffer, and all that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.core import randomness
+
+Derived = TypeVar("Derived")
+
+
+class Segment(NamedTuple):
+    """One named tensor's stretch of a flat buffer."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    offset: int = 0  # where in its tensor the stretch begins: not 0 only where a bucket was split
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+class Layout:
+    """Where each named tensor lies in a flat buffer. Made once per bucket and kept, with all that follows from it.
+
+    Stretches follow each other without gaps, in order.
+    """
+
+    def __init__(self, segments: Sequence[Segment]):
+        self.segments = tuple(segments)
+        self.numel = self.segments[-1].stop if self.segments else 0
+        self._derived: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, shapes: Sequence[tuple[str, Sequence[int]]]) -> Layout:
+        """The layout of tensors laid end to end."""
+        segments, start = [], 0
+        for name, shape in shapes:
+            stop = start + int(np.prod(shape, dtype=np.int64))
+            segments.append(Segment(name, start, stop, tuple(shape)))
+            start = stop
+        return cls(segments)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(segment.name for segment in self.segments)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """int64[S + 1]: where each stretch begins, and the end."""
+        return torch.tensor([segment.start for segment in self.segments] + [self.numel], dtype=torch.int64)
+
+    @cached_property
+    def counters(self) -> Tensor:
+        """int64[S]: the index, in its own tensor, of each stretch's first element. Randomness counts from there."""
+        return torch.tensor([segment.offset for segment in self.segments], dtype=torch.int64)
+
+    @cached_property
+    def name_hashes(self) -> np.ndarray:
+        return np.array([randomness.name_hash(name) for name in self.names], dtype=np.uint64)
+
+    def blocks(self, block: int) -> int:
+        """How many blocks of at most `block` elements the stretches hold; blocks do not cross tensors."""
+        return sum(-(-segment.numel // block) for segment in self.segments) if block else len(self.segments)
+
+    def once(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
+        """What follows from this layout alone: made when it is first asked for, and kept as long as the layout."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
+
+    def split(self, parts: int, grain: int) -> list[Layout]:
+        """`parts` consecutive layouts of about equal length that together cover this one.
+
+        A cut inside a tensor lies a multiple of `grain` elements from the tensor's beginning, so that blocks and
+        bytes stay whole. Short layouts give empty parts.
+        """
+        return self.once(("split", parts, grain), lambda: self._split(parts, grain))
+
+    def select(self, names: Collection[str]) -> Selection:
+        """The tensors with these names, end to end. Names that are not here select nothing."""
+        chosen = frozenset(names)
+        return self.once(("select", chosen), lambda: self._select(chosen))
+
+    def _split(self, parts: int, grain: int) -> list[Layout]:
+        cuts = [0]
+        for part in range(1, parts):
+            cuts.append(max(cuts[-1], self._cut_near(part * self.numel // parts, grain)))
+        cuts.append(self.numel)
+        return [self._between(a, b) for a, b in pairwise(cuts)]
+
+    def _select(self, names: frozenset[str]) -> Selection:
+        if names.issuperset(self.names):
+            return Selection(self, ((0, self.numel),))
+        segments: list[Segment] = []
+        runs: list[tuple[int, int]] = []
+        at = 0
+        for segment in self.segments:
+            if segment.name in names:
+                segments.append(segment._replace(start=at, stop=at + segment.numel))
+                at += segment.numel
+                begin = runs.pop()[0] if runs and runs[-1][1] == segment.start else segment.start
+                runs.append((begin, segment.stop))
+        return Selection(Layout(segments), tuple(runs))
+
+    def _cut_near(self, wanted: int, grain: int) -> int:
+        for segment in self.segments:
+            if segment.start <= wanted < segment.stop:
+                inside = wanted - segment.start + segment.offset
+                return min(segment.start - segment.offset + round(inside / grain) * grain, segment.stop)
+        return self.numel
+
+    def _between(self, start: int, stop: int) -> Layout:
+        pieces = []
+        for segment in self.segments:
+            a, b = max(segment.start, start), min(segment.stop, stop)
+            if a < b:
+                whole = (a, b) == (segment.start, segment.stop)
+                shape = segment.shape if whole else (b - a,)
+                pieces.append(Segment(segment.name, a - start, b - start, shape, segment.offset + a - segment.start))
+        return Layout(pieces)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some tensors of a buffer: their layout end to end, and the runs of the buffer's memory that hold them."""
+
+    layout: Layout
+    runs: tuple[tuple[int, int], ...]  # in order; end to end they are the layout
+
+    @property
+    def numel(self) -> int:
+        return self.layout.numel
+
+    def view(self, whole: Tensor) -> Tensor | None:
+        """The buffer's own memory, where the tensors lie end to end there already."""
+        if len(self.runs) != 1:
+            return None
+        start, stop = self.runs[0]
+        return whole if stop - start == whole.numel() else whole[start:stop]
+
+    def gather(self, whole: Tensor, out: Tensor) -> Tensor:
+        """out = the tensors, end to end."""
+        at = 0
+        for start, stop in self.runs:
+            out[at : at + stop - start].copy_(whole[start:stop])
+            at += stop - start
+        return out
+
+    def scatter(self, values: Tensor, whole: Tensor) -> None:
+        """Write what `gather` took back to its places."""
+        at = 0
+        for start, stop in self.runs:
+            whole[start:stop].copy_(values[at : at + stop - start])
+            at += stop - start

@@ -1,0 +1,100 @@
+"""Partition: some tensors of a bucket travel exact, beside what the scheme does with the others."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from thinwire.core.bucket import Bucket
+from thinwire.core.layout import Layout, Selection
+from thinwire.core.memory import Memory
+from thinwire.core.request import Sum
+from thinwire.core.scheme import Conversation, Scheme, Wrapper, side_by_side
+
+Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
+
+SMALL = 1024  # tensors with fewer elements travel exact by default: scales would eat what the codes save
+
+
+def small(shape: Sequence[int], numel: int) -> bool:
+    """What travels exact unless somebody says otherwise: vectors, and tensors under SMALL elements."""
+    return len(shape) <= 1 or numel < SMALL
+
+
+def exempted(exempt: Exempt, scheme: Scheme, name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is exempt: "auto" (`small` ones), name patterns, or a function of (name, tensor)."""
+    if callable(exempt):
+        return bool(exempt(name, tensor))
+    if exempt == "auto":
+        return not scheme.exact and small(tensor.shape, tensor.numel())
+    if isinstance(exempt, str):
+        raise ValueError(f"exempt must be 'auto', a sequence of name patterns or a function, got {exempt!r}")
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in exempt)
+
+
+def like(tensor: Tensor) -> Tensor:
+    """Shape, device and working dtype (float32 at least) of a tensor, in no memory: what `Scheme.init` is given."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return torch.empty((), dtype=dtype, device=tensor.device).expand(tensor.shape)
+
+
+@dataclass(frozen=True)
+class Partition(Wrapper):
+    """A scheme for the tensors of a bucket that are not `exempt`; those are summed as they are, at the same time.
+
+    1. Exempt tensors, end to end, divided by the number of workers: a Sum, asked beside the scheme's first question.
+    2. The others, end to end and in the dtype that the scheme works in: the scheme's own conversation. Where they
+       lie so already, it has the bucket's own memory; where they are copied, that memory is spare meanwhile.
+    3. Both means go back to their places, in the bucket's dtype.
+    """
+
+    exempt: frozenset[str]
+
+    any_float: ClassVar[bool] = True
+
+    def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        assert bucket.lost is None, "nothing outside of a partition asks for what was lost"
+        flat, layout = bucket.flat, bucket.layout
+        compressed, exempt = layout.once(("partition", self.exempt), lambda: self._divide(layout))
+        if exempt.numel:
+            exact = bucket.scratch.take("exact", exempt.numel, flat.dtype, flat.device)
+            exempt.gather(flat, exact).mul_(1.0 / bucket.workers)
+            if not compressed.numel:
+                exempt.scatter((yield Sum(exact)), flat)
+                return flat
+        part, in_place = self._part(bucket, compressed)
+        conversation = self.scheme.converse(part, memory, level)
+        if exempt.numel:
+            mean, total = yield from side_by_side(conversation, _sum(exact))
+        else:
+            mean = yield from conversation
+        if not in_place or mean.data_ptr() != part.flat.data_ptr():
+            compressed.scatter(mean, flat)
+        if exempt.numel:
+            exempt.scatter(total, flat)
+        return flat
+
+    def _divide(self, layout: Layout) -> tuple[Selection, Selection]:
+        return layout.select(set(layout.names) - self.exempt), layout.select(self.exempt)
+
+    def _part(self, bucket: Bucket, compressed: Selection) -> tuple[Bucket, bool]:
+        """The compressed tensors as a bucket of their own, and whether that is the bucket's own memory."""
+        flat = bucket.flat
+        dtype = flat.dtype if self.scheme.any_float else torch.promote_types(flat.dtype, torch.float32)
+        view = compressed.view(flat) if dtype is flat.dtype else None
+        if view is not None:
+            return bucket if view is flat else replace(bucket, flat=view, layout=compressed.layout), True
+        # The name is feedback's for what was lost: it takes that where nothing is copied, and the spare memory here.
+        name = "lost" if dtype is flat.dtype else "working"
+        copy = compressed.gather(flat, bucket.scratch.take(name, compressed.numel, dtype, flat.device))
+        spare = flat[: copy.numel()] if dtype is flat.dtype else None
+        return replace(bucket, flat=copy, layout=compressed.layout, spare=spare), False
+
+
+def _sum(tensor: Tensor) -> Conversation:
+    return (yield Sum(tensor))

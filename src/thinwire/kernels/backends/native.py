@@ -1,0 +1,219 @@
+"""The compiled kernels (native/), for CPU memory. They trust their arguments: call them through thinwire.kernels.
+
+Where the module cannot be loaded, `status` says why, `takes` takes nothing, and the reference does all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels.backends.memory import or_empty
+from thinwire.kernels.backends.reference.indices import index_bytes, low_bits
+from thinwire.kernels.levels import Levels
+
+ABI = 3  # what this package expects of the compiled module
+
+_F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
+# The casts that there are: by operation, then from which dtype to which.
+_CASTS = {
+    "scale_cast": {(_F32, _F32): "scale", (_F32, _F16): "scale_to_fp16", (_F32, _BF16): "scale_to_bf16"},
+    "narrow": {(_F32, _F16): "narrow_to_fp16", (_F32, _BF16): "narrow_to_bf16"},
+    "widen": {(_F16, _F32): "widen_from_fp16", (_BF16, _F32): "widen_from_bf16"},
+    "cast_add": {(_F16, _F32): "add_from_fp16", (_BF16, _F32): "add_from_bf16"},
+}
+
+
+@cache
+def _load() -> tuple[ModuleType | None, str]:
+    try:
+        module = importlib.import_module("thinwire.kernels._native")
+    except ImportError as error:
+        return None, f"the compiled kernels did not load ({error}); everything runs on the PyTorch reference"
+    if module.abi != ABI:
+        return None, f"the compiled kernels have ABI {module.abi}, expected {ABI}; rebuild the package"
+    return module, f"native kernels, {module.instruction_set()}"
+
+
+def module() -> Any:
+    """The compiled kernels, or None."""
+    return _load()[0]
+
+
+def status() -> str:
+    """One line: which kernels run here, and why."""
+    return _load()[1]
+
+
+def takes(operation: str, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether the operation, if there is one, does these dtypes: float32 throughout, but for the casts."""
+    if module() is None:
+        return False
+    return dtypes in _CASTS[operation] if operation in _CASTS else set(dtypes) <= {torch.float32}
+
+
+def all_finite(x: Tensor) -> bool:
+    x = x.contiguous()
+    return module().all_finite(x.data_ptr(), x.numel(), _threads())
+
+
+def block_statistics(
+    x: Tensor, starts: Tensor, block: int, *,
+    absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
+) -> None:  # fmt: skip
+    wanted = [out for out in (absmean, absmax, square) if out is not None]
+    if wanted:
+        module().block_statistics(
+            x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block,
+            _address(absmean), _address(absmax), _address(square), wanted[0].numel(), _threads(),
+        )  # fmt: skip
+
+
+def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
+    _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads())
+
+
+def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+    _cast("narrow", x.dtype, dtype)(x.data_ptr(), weight, x.numel(), _threads())
+    return x.view(dtype)[: x.numel()]
+
+
+def widen(x: Tensor, out: Tensor) -> None:
+    _cast("widen", x.dtype, out.dtype)(out.data_ptr(), out.numel(), _threads())
+
+
+def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
+    _cast("cast_add", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads())
+
+
+def _cast(operation: str, source: torch.dtype, target: torch.dtype) -> Any:
+    return getattr(module(), _CASTS[operation][source, target])
+
+
+def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
+    module().hadamard(
+        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, keys.data_ptr(), counters.data_ptr(),
+        inverse, _threads(),
+    )  # fmt: skip
+
+
+def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Tensor:
+    k = indices.numel()
+    out = or_empty(out, index_bytes(k, n), torch.uint8, like=indices)
+    if k:
+        module().encode_indices(indices.data_ptr(), k, n, low_bits(k, n), out.data_ptr())
+    return out
+
+
+def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -> Tensor:
+    out = or_empty(out, k, torch.int32, like=data)
+    if k:
+        module().decode_indices(data.data_ptr(), k, n, low_bits(k, n), out.data_ptr())
+    return out
+
+
+def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
+    module().pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), _threads())
+
+
+def add_packed(data: Tensor, width: int, out: Tensor) -> None:
+    module().add_packed(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads())
+
+
+def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
+    module().add_packed_saturating(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads())
+
+
+def quantize_uniform(
+    x: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    module().quantize_uniform(
+        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, bits, radius.data_ptr(), radius.numel(),
+        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(),
+    )  # fmt: skip
+
+
+def dequantize_uniform_add(
+    codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
+) -> None:
+    module().dequantize_uniform_add(
+        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, bits,
+        radius.data_ptr(), radius.numel(), weight, out.data_ptr(), out.numel(), _threads(),
+    )  # fmt: skip
+
+
+def quantize_levels(
+    x: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    module().quantize_levels(
+        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, levels.table.data_ptr(),
+        levels.next.data_ptr(), levels.interval.data_ptr(), levels.cell.data_ptr(), levels.cells, levels.crowd,
+        levels.cells_per_unit, scale.data_ptr(), scale.numel(),
+        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(),
+    )  # fmt: skip
+
+
+def dequantize_levels(
+    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
+) -> None:
+    _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
+
+
+def dequantize_levels_add(
+    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
+) -> None:
+    _dequantize_levels(codes, starts, block, levels, scale, weight, True, out)
+
+
+def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> None:
+    module().dequantize_levels(
+        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits,
+        levels.table.data_ptr(), scale.data_ptr(), scale.numel(), weight, add, out.data_ptr(), out.numel(), _threads(),
+    )  # fmt: skip
+
+
+def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+    out = or_empty(out, k, torch.int32, like=x)
+    module().top_k(x.data_ptr(), _address(weight), x.numel(), k, out.data_ptr(), _threads())
+    return out
+
+
+def gather(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:
+    out = or_empty(out, indices.numel() * chunk, x.dtype, like=x)
+    module().gather(*_chunks(x, indices, chunk), out.data_ptr(), _threads())
+    return out
+
+
+def take_(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:
+    out = or_empty(out, indices.numel() * chunk, x.dtype, like=x)
+    module().take(*_chunks(x, indices, chunk), out.data_ptr(), _threads())
+    return out
+
+
+def put_(x: Tensor, indices: Tensor, values: Tensor, *, chunk: int = 1) -> None:
+    module().put(*_chunks(x, indices, chunk), values.data_ptr(), _threads())
+
+
+def scatter_add(values: Tensor, indices: Tensor, weight: float, out: Tensor, *, chunk: int = 1) -> None:
+    module().scatter_add(*_chunks(out, indices, chunk), values.data_ptr(), weight, _threads())
+
+
+def _chunks(x: Tensor, indices: Tensor, chunk: int) -> tuple[int, int, int, int, int]:
+    return x.data_ptr(), x.numel(), indices.data_ptr(), indices.numel(), chunk
+
+
+def _address(tensor: Tensor | None) -> int:
+    """Where the tensor's memory begins; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _threads() -> int:
+    """How many threads a kernel may use: as many as PyTorch."""
+    return torch.get_num_threads()

@@ -1,0 +1,40 @@
+"""Statistics of blocks in one pass. Meaning: `reference.blockstats`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.kernels import check
+from thinwire.kernels.backends import implementation, reference
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether x holds no Inf and no NaN."""
+    return implementation(reference.all_finite, x.device, x.dtype)(x)
+
+
+def block_statistics(
+    x: Tensor, starts: Tensor, block: int, *,
+    absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; an empty block has 0.
+
+    An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is
+    clean. Squared norms of chunks of C elements are `block_statistics(x, starts, C, square=...)`.
+    """
+    check.flat("x", x, dtypes=check.FLOATS)
+    count = check.blocks(starts, block, numel=x.numel()).count
+    dtypes = [x.dtype]
+    for name, out in (("absmean", absmean), ("absmax", absmax), ("square", square)):
+        if out is not None:
+            check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=count)
+            dtypes.append(out.dtype)
+    implementation(reference.block_statistics, x.device, *dtypes)(
+        x, starts, block, absmean=absmean, absmax=absmax, square=square
+    )
+
+
+def block_absmax(x: Tensor, starts: Tensor, block: int, out: Tensor) -> None:
+    """out[j] = max |x| over block j; NaN if the block holds a NaN; 0 for an empty block."""
+    block_statistics(x, starts, block, absmax=out)

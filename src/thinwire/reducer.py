@@ -1,0 +1,212 @@
+"""Reducer: the pipeline of one worker. Named tensors or flat buckets go in, the group's mean comes out.
+
+    submit or reduce -> Partition -> Feedback -> Scheme <-> Exchange, on a lane
+                            level <- Steering <- ledger, norms, losses
+
+It does not know who brings it work: front doors (`ddp`) feed it, and what must be said once for all of them is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire import checkpoint
+from thinwire.control import Controller
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.feedback import wrap
+from thinwire.core.layout import Layout
+from thinwire.core.memory import Memory
+from thinwire.core.partition import Exempt, Partition, exempted, like
+from thinwire.core.scheme import Scheme
+from thinwire.core.warmup import warm_up
+from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.collectives import nbytes_of
+from thinwire.exchange.exchange import Exchange, drive
+from thinwire.exchange.lane import Done, Job, Rounds
+from thinwire.schemes import parse
+from thinwire.steering import Measured, Steering
+
+
+class Reducer:
+    """One worker's connection to its group.
+
+    Every worker makes one, with the same arguments, over tensors of the same names and shapes. It knows names, levels
+    and whose turn it is; it knows nothing of how a scheme works, nor of models and gradients. Arguments as in `attach`;
+    `tensors` by name (no values are read), `group` the process group of the workers.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        scheme: str | Scheme,
+        group: dist.ProcessGroup,
+        *,
+        exchange: Exchange | None = None,
+        controller: str | Controller | None = None,
+        feedback: str | bool = "auto",
+        exempt: Exempt = "auto",
+        warmup_steps: int = 0,
+        warmup_level: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+        self.exchange: Exchange = exchange or AllReduce()
+        self.steering = Steering(controller, self.scheme) if controller is not None else None
+        self.seed = seed
+        self.step = 0
+        self.memory = Memory()
+        exact = frozenset(name for name, tensor in tensors.items() if exempted(exempt, self.scheme, name, tensor))
+        for name, tensor in tensors.items():
+            if name not in exact:
+                self.memory.add(name, self.scheme.init(name, like(tensor), seed))
+        self._whole = Partition(Measured(self.scheme, self.steering) if self.steering else self.scheme, exact)
+        self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Layout] = {}
+        self._jobs: list[Job] = []
+        self._failed: BaseException | None = None  # what the step under way met first
+        self._open(group, len(tensors))
+        # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
+        self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
+        self._direct = self.exchange.direct(self.scheme) if self.plain else None
+
+    def _open(self, group: dist.ProcessGroup, tensors: int) -> None:
+        exchange, controller = self.exchange, self.steering.controller.spec if self.steering else "none"
+        exchange.open(group, self.scheme)
+        try:
+            exchange.agree(
+                f"{self.scheme.spec}, feedback {'on' if self.scheme.remembers else 'off'}, seed {self.seed}, "
+                f"{tensors} parameters, {len(self._whole.exempt)} exempt, route {exchange.route}, "
+                f"controller {controller}"
+            )
+        except BaseException:
+            exchange.close()
+            raise
+
+    def _merely_summed(self, name: str, tensor: Tensor) -> bool:
+        dtype = self.scheme.summed_as(tensor.dtype)
+        return dtype is tensor.dtype or (dtype is not None and name not in self._whole.exempt)
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether `submit` must be told what lies where."""
+        return self._direct is None
+
+    def begin_step(self) -> None:
+        """Forget what is left of a step that somebody broke off."""
+        self._jobs, self._failed = [], None
+
+    def submit(self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done) -> None:
+        """Turn a bucket into the group's mean, in place. `done` is called once: with None, or with what went wrong.
+
+        Every worker submits the same buckets in the same order, says of the `last` of a step that it is, and then calls
+        `end_step`. Until `done`, the buffer is not the caller's.
+        """
+
+        def ended(error: BaseException | None) -> None:
+            if self._failed is None:
+                self._failed = error
+            done(error)
+
+        if self._direct is not None:
+            self._direct.mean(buffer, last=last, done=ended)
+            return
+        assert layout is not None and self.exchange.lane is not None
+        self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
+        begin = partial(self._rounds, buffer, layout, self.step)
+        self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended))
+
+    def _rounds(self, buffer: Tensor, layout: Layout, step: int, scratch: Scratch) -> Rounds:
+        exchange = self.exchange
+        bucket = Bucket(buffer, layout, exchange.workers, exchange.worker, step, self.seed, None, scratch)
+        return drive(self._whole.converse(bucket, self.memory, self.level), exchange, scratch)
+
+    def end_step(self) -> None:
+        """Wait for all buckets of the step; raise what went wrong."""
+        if self._jobs:
+            with self.exchange.transport.ledger.timed("exposed_seconds"):
+                for job in self._jobs:
+                    job.wait()
+            self._jobs = []
+        failed = self._failed
+        if failed is not None:
+            raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
+        self.step += 1
+        if self.steering is not None:
+            self.steering.end_step(self.step, self.exchange)
+
+    def reduce(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One step, here and now: the mean of everybody's tensors, by name. All have one dtype."""
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in named.items())
+        layout = self._layouts.get(shapes) or self._layouts.setdefault(shapes, Layout.of(shapes))
+        buffer = torch.cat([tensor.detach().reshape(-1) for tensor in named.values()])
+        self.begin_step()
+        self.submit(buffer, layout, last=True, done=lambda error: None)
+        self.end_step()
+        return {s.name: buffer[s.start : s.stop].view(s.shape) for s in layout.segments}
+
+    # -- what a user calls, at every front door ------------------------------------------------------------------------
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Tell the controller how training goes; without a controller there is nobody to tell."""
+        if self.steering is not None:
+            self.steering.observe(loss)
+
+    @property
+    def level(self) -> float:
+        """The knob's level in use."""
+        return self.scheme.level if self.steering is None else self.steering.level
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start (or since that of the run a checkpoint resumed): bytes, messages, seconds, steps."""
+        totals = {
+            "bytes_sent": 0.0,  # left this worker
+            "bytes_given": 0.0,  # handed to collectives
+            "bytes_dense": 0.0,  # what plain DDP would have handed to its all-reduce
+            "messages": 0.0,
+            "encode_seconds": 0.0,  # computing, on the lane or the direct way
+            "wire_seconds": 0.0,  # waiting for answers there
+            "exposed_seconds": 0.0,  # training not getting on meanwhile
+        }
+        totals |= self.exchange.transport.ledger.totals()
+        lane = self.exchange.lane
+        totals |= {
+            "steps": float(self.step),
+            "level": float(self.level),
+            "workers": float(self.exchange.workers),
+            "memory_bytes": float(self.memory.nbytes),
+            "scratch_bytes": float(lane.scratch_bytes if lane else 0),
+        }
+        return totals | self.scheme.report(self.memory)
+
+    def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
+        """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""
+        return checkpoint.save(self, workers)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        checkpoint.load(self, state)
+
+    def save_controller(self, path: str | Path) -> None:
+        """Write what the controller has learnt, for `MQGrad(policy=path)` in another run. The first worker writes."""
+        if self.steering is None:
+            raise ValueError("this wire has no controller to save")
+        self.steering.settle()
+        if self.exchange.worker == 0:
+            torch.save(self.steering.controller.state_dict(), path)
+
+    def close(self) -> None:
+        """End the lane. Every worker calls it; twice is fine."""
+        self.exchange.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

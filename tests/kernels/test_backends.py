@@ -1,0 +1,130 @@
+"""Every operation is the same on every backend: parameters, and results of one call; each is where it should be."""
+
+import inspect
+
+import pytest
+import torch
+
+from thinwire import kernels
+from thinwire.kernels import Levels, native, reference
+from thinwire.kernels.backends import FAST, implementation
+
+SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes"}  # plain arithmetic: no backend has a say
+OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES
+COMPOSED = {"block_absmax"}  # of other operations, in the face
+WITHOUT_NATIVE = {"random_u32"}
+
+N, BLOCK, BITS = 300, 64, 4
+STARTS, KEYS, COUNTERS = torch.tensor([0, 100, N]), torch.tensor([5, -7]), torch.tensor([0, 9])
+RANGES = torch.full((6,), 2.5)  # 2 blocks of the first stretch, 4 of the second
+LEVELS = Levels(torch.linspace(-1, 1, 1 << BITS))
+PLACES = torch.arange(0, N, 7, dtype=torch.int32)
+
+
+def x(seed: int = 0) -> torch.Tensor:
+    return torch.randn(N, generator=torch.Generator().manual_seed(seed))
+
+
+def codes() -> torch.Tensor:
+    return torch.arange(kernels.packed_bytes(STARTS, BLOCK, BITS)).mul(37).to(torch.uint8)
+
+
+def quantized(operation, *how):
+    out, lost = torch.zeros_like(codes()), torch.zeros(N)
+    operation(x(), STARTS, BLOCK, *how, keys=KEYS, counters=COUNTERS, out=out, lost=lost)
+    return torch.cat([out.float(), lost])
+
+
+def decoded(operation, *how):
+    out = x()
+    operation(codes(), STARTS, BLOCK, *how, 0.3, out=out)
+    return out
+
+
+def into(operation, *arguments):
+    """The last argument, which the operation has changed."""
+    operation(*arguments)
+    return arguments[-1]
+
+
+def within(operation, y, *arguments, **options):
+    """The first argument, which the operation has changed."""
+    operation(y, *arguments, **options)
+    return y
+
+
+def statistics(operation):
+    outs = {name: torch.zeros(6) for name in ("absmean", "absmax", "square")}
+    operation(x(), STARTS, BLOCK, **outs)
+    return torch.cat(list(outs.values()))
+
+
+def ints(count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.int32) % 13 - 6
+
+
+# One call of each operation, and all that it has made.
+CASES = {
+    "add_packed": lambda call: into(call, codes(), BITS, ints(2 * len(codes()))),
+    "add_packed_saturating": lambda call: into(call, codes(), BITS, ints(2 * len(codes()))),
+    "all_finite": lambda call: torch.tensor([call(x()), call(x() / 0)]),
+    "block_absmax": lambda call: into(call, x(), STARTS, BLOCK, torch.zeros(6)),
+    "block_statistics": lambda call: statistics(call),
+    "cast_add": lambda call: into(call, x().half(), 0.3, x(1)),
+    "decode_indices": lambda call: call(reference.encode_indices(PLACES, N), len(PLACES), N),
+    "dequantize_levels": lambda call: decoded(call, LEVELS, RANGES),
+    "dequantize_levels_add": lambda call: decoded(call, LEVELS, RANGES),
+    "dequantize_uniform_add": lambda call: decoded(call, BITS, RANGES),
+    "encode_indices": lambda call: call(PLACES, N),
+    "gather": lambda call: call(x(), PLACES),
+    "hadamard_": lambda call: within(call, x(), STARTS, BLOCK, keys=KEYS, counters=COUNTERS),
+    "narrow": lambda call: call(x(), 0.3, torch.bfloat16).float(),
+    "pack_ints": lambda call: into(call, ints(N), BITS, torch.zeros(N // 2, dtype=torch.uint8)),
+    "put_": lambda call: within(call, x(), PLACES, x(1)[: len(PLACES)]),
+    "quantize_levels": lambda call: quantized(call, LEVELS, RANGES),
+    "quantize_uniform": lambda call: quantized(call, BITS, RANGES),
+    "random_u32": lambda call: call(KEYS[:1], torch.arange(N)),
+    "scale_cast": lambda call: into(call, x(), 0.3, torch.zeros(N, dtype=torch.float16)).float(),
+    "scatter_add": lambda call: into(call, x(1)[: len(PLACES)], PLACES, 0.3, x()),
+    "take_": lambda call: torch.cat([call(y := x(), PLACES), y]),
+    "top_k": lambda call: call(x(), 20, x(1)),
+    "widen": lambda call: into(call, reference.narrow(y := x(), 0.3, torch.float16), y),
+}
+
+
+def test_there_is_a_case_for_every_operation():
+    assert set(CASES) == OPERATIONS
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_one_call_of_each_operation(backend, name):
+    """The backend and the face, which here uses the same instructions, against the reference."""
+    call = getattr(backend, name, None)
+    assert call or name in COMPOSED or (backend is native and name in WITHOUT_NATIVE)
+    expected = CASES[name](getattr(reference, name, getattr(kernels, name)))
+    found = [CASES[name](one) for one in (call, getattr(kernels, name)) if one]
+    assert expected.count_nonzero() > 0
+    if name == "block_statistics":  # sums agree within one unit in the last place
+        assert all(torch.allclose(one, expected, rtol=2e-7, atol=0) for one in found)
+    else:
+        assert all(one.dtype is expected.dtype and torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS - COMPOSED))
+def test_signatures_are_the_same(name):
+    face = inspect.signature(getattr(kernels, name))
+    for backend in (reference, *FAST.values()):
+        if backend is reference or hasattr(backend, name):
+            assert inspect.signature(getattr(backend, name)) == face, backend.__name__
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS - COMPOSED))
+def test_float32_in_cpu_memory_is_native_and_all_else_runs_on_the_reference(name):
+    meaning = getattr(reference, name)
+    dtypes = {"narrow": (torch.float32, torch.float16), "scale_cast": (torch.float32, torch.bfloat16),
+              "widen": (torch.float16, torch.float32), "cast_add": (torch.bfloat16, torch.float32)}  # fmt: skip
+    expected = meaning if name in WITHOUT_NATIVE else getattr(native, name)
+    cpu = torch.device("cpu")
+    assert implementation(meaning, cpu, *dtypes.get(name, (torch.float32,))) is expected
+    assert implementation(meaning, cpu, torch.float32, torch.float64) is meaning
+    assert implementation(meaning, torch.device("meta"), torch.float32) is meaning
