@@ -113,10 +113,11 @@ def give_advice(
 ) -> None:
     """Which scheme should you use? Predicts seconds per step for all of them, in a minute and without training.
 
-    It measures how long a step computes, how long every scheme takes to encode and decode your model's
-    buckets, and how fast the workers' link is. It shows what bounds each scheme (compute, encode or wire)
-    and below which bandwidth it beats fp16. "Use fp16" is a frequent answer. Accuracy is not predicted:
-    `thinwire compare` measures it.
+    It measures how long a step computes, how long every scheme takes to
+    encode and decode your model's buckets, and how fast the workers' link is.
+    It shows what bounds each scheme (compute, encode or wire) and below which
+    bandwidth it beats fp16. "Use fp16" is a frequent answer. Accuracy is not
+    predicted: `thinwire compare` measures it.
 
     A model by its size, a task of the lab on the loopback, the link between your own machines:
 
