@@ -1,4 +1,4 @@
-"""Imports run one way, the network stays in its places, and tests stand alone."""
+"""Imports run one way, the network stays in its places, files stay short, and tests stand alone."""
 
 import ast
 from pathlib import Path
@@ -66,6 +66,14 @@ def test_the_network_stays_in_its_places(path):
         assert not [name for name in imports(path) if name.startswith("torch.distributed")]
         attributes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
         assert "torch.distributed" not in {ast.unparse(node) for node in attributes}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_short(path):
+    assert len(path.read_text().splitlines()) <= 400
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 70, node.name
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))

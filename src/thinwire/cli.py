@@ -12,16 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from thinwire.lab import doctor as doctor_
-from thinwire.lab.bench import bench as bench_
-from thinwire.lab.cost import advise_command as advise_
-from thinwire.lab.cost import simulate as simulate_
+from thinwire.lab.bench.bench import bench
 from thinwire.lab.cost.advise import checked
-from thinwire.lab.network.network import bits_per_second, seconds
-from thinwire.lab.report import report as report_
+from thinwire.lab.cost.advise_command import advise_on_networks, parameters
+from thinwire.lab.cost.simulate import WORKERS, simulate
+from thinwire.lab.doctor import examine
+from thinwire.lab.network.network import DEFAULT_NETWORK, bits_per_second, seconds
 from thinwire.lab.report import simulate_page
-from thinwire.lab.repro import repro as repro_
-from thinwire.lab.runs import compare as compare_
+from thinwire.lab.report.report import write_report
+from thinwire.lab.repro import repro
+from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_TASKS, compare
 from thinwire.lab.runs.record import Record
 from thinwire.schemes import registry
 
@@ -33,15 +33,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
-TASKS: list[str] = [*compare_.DEFAULT_TASKS]
-EXCHANGES: list[str] = [*compare_.DEFAULT_EXCHANGES]
-WORKERS: list[int] = [*simulate_.WORKERS]
+TASKS: list[str] = [*DEFAULT_TASKS]
+EXCHANGES: list[str] = [*DEFAULT_EXCHANGES]
+COUNTS: list[int] = [*WORKERS]
 NONE: list[str] = []
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
 
 
-@app.command()
-def compare(
+@app.command("compare")
+def compare_schemes(
     task: Annotated[list[str], typer.Option(metavar="SPEC", help="mlp, cnn, path.py:function; repeatable.")] = TASKS,
     scheme: Annotated[
         list[str] | None,
@@ -59,7 +59,7 @@ def compare(
     ] = None,
     network: Annotated[
         str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
-    ] = compare_.DEFAULT_NETWORK,
+    ] = DEFAULT_NETWORK,
     seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows mean and spread.")] = 2,
     workers: Annotated[int, typer.Option(help="Processes that train together on this machine.")] = 4,
     steps: Annotated[int | None, typer.Option(help="Instead of the task's own number of steps.")] = None,
@@ -73,7 +73,7 @@ def compare(
 
       thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network auto:50mbit --report page.html
     """
-    record = compare_.compare(
+    record = compare(
         task, scheme or (), exchanges=exchange, controllers=controller or (), network=network, seeds=seeds,
         workers=workers, steps=steps, data=data, json=json_file, report=report,
     )  # fmt: skip
@@ -81,18 +81,18 @@ def compare(
         raise typer.Exit(130)
 
 
-@app.command()
-def report(
+@app.command("report")
+def make_report(
     files: Annotated[list[Path], typer.Argument(help="Records that `thinwire compare --json` wrote.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> None:
     """Make the HTML page of earlier comparisons again."""
-    report_.write([Record.load(file) for file in files], out)
+    write_report([Record.load(file) for file in files], out)
     Console().print(f"wrote {out}")
 
 
-@app.command()
-def advise(
+@app.command("advise")
+def give_advice(
     task: Annotated[str | None, typer.Option(metavar="SPEC", help="A task as in compare, whose model it is.")] = None,
     params: Annotated[str | None, typer.Option(metavar="N", help="A model of so many weights, such as 25M.")] = None,
     compute: Annotated[
@@ -113,10 +113,11 @@ def advise(
 ) -> None:
     """Which scheme should you use? Predicts seconds per step for all of them, in a minute and without training.
 
-    It measures how long a step computes, how long every scheme takes to encode and decode your model's
-    buckets, and how fast the workers' link is. It tells what bounds each scheme (compute, encode or wire)
-    and below which bandwidth it beats fp16. "Use fp16" is a frequent answer. Accuracy is not predicted:
-    `thinwire compare` measures it.
+    It measures how long a step computes, how long every scheme takes to
+    encode and decode your model's buckets, and how fast the workers' link is.
+    It shows what bounds each scheme (compute, encode or wire) and below which
+    bandwidth it beats fp16. "Use fp16" is a frequent answer. Accuracy is not
+    predicted: `thinwire compare` measures it.
 
     A model by its size, a task of the lab on the loopback, the link between your own machines:
 
@@ -128,19 +129,19 @@ def advise(
 
     In your own training script, on every rank: print(thinwire.advise(ddp_model, batch))
     """
-    advise_.command(
+    advise_on_networks(
         task=task, params=params, compute_seconds=seconds(compute), schemes=scheme, networks=network, workers=workers,
-        data=data, check=check, json=json_file,
+        data=data, check=check, json_file=json_file,
     )  # fmt: skip
 
 
-@app.command()
-def simulate(
+@app.command("simulate")
+def simulate_groups(
     params: Annotated[str, typer.Option(metavar="N", help="The model's weights.")] = "25M",
     compute: Annotated[str, typer.Option(metavar="TIME", help="How long a step computes.")] = "100ms",
     bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of every worker's link.")] = "10gbit",
     latency: Annotated[str, typer.Option(metavar="TIME", help="Of one hop.")] = "20us",
-    workers: Annotated[list[int], typer.Option(help="Repeatable.")] = WORKERS,
+    workers: Annotated[list[int], typer.Option(help="Repeatable.")] = COUNTS,
     scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="Repeatable; all there are unless given.")] = NONE,
     json_file: Json = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page.")] = None,
@@ -153,21 +154,21 @@ def simulate(
     """
     console = Console()
     arguments = {
-        "parameters": advise_.parameters(params), "workers": workers, "compute_seconds": seconds(compute),
+        "parameters": parameters(params), "workers": workers, "compute_seconds": seconds(compute),
         "bits_per_second": bits_per_second(bandwidth), "latency_seconds": seconds(latency),
     }  # fmt: skip
     with console.status("starting") as status:
-        study = simulate_.simulate(checked(scheme), **arguments, on_scheme=status.update)
-    console.print(simulate_page.render(study), highlight=False)
+        study = simulate(checked(scheme), **arguments, on_scheme=status.update)
+    console.print(simulate_page.study_table(study), highlight=False)
     _write(json_file, study.as_json())
     if report:
-        simulate_page.write(study, report)
+        simulate_page.write_study(study, report)
         console.print(f"wrote {report}")
 
 
-@app.command()
-def repro(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(repro_.NAMES)} or all.")],
+@app.command("repro")
+def reproduce_claims(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(repro.NAMES)} or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, under three minutes.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs per setting; the default depends on --quick.")] = None,
     data: Data = None,
@@ -175,23 +176,23 @@ def repro(
 ) -> None:
     """A paper's claims on its own set-up: what was measured beside what was expected, and whether it holds."""
     results = {}
-    for each, result in repro_.run(name, quick=quick, seeds=seeds, data=data, console=Console()):
+    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=Console()):
         results[each] = result
         _write(json_file, results)
 
 
-@app.command()
-def bench(
+@app.command("bench")
+def bench_kernels(
     only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
     repeats: Annotated[int, typer.Option(help="Rounds; the best counts.")] = 5,
     json_file: Json = None,
 ) -> None:
     """The speed of every kernel, against memcpy and its PyTorch reference, in one run."""
-    bench_.bench(repeats=repeats, only=only, json_file=json_file)
+    bench(repeats=repeats, only=only, json_file=json_file)
 
 
 @app.command("list")
-def list_(json_file: Json = None) -> None:
+def list_schemes(json_file: Json = None) -> None:
     """The schemes: what each is for, what can be turned, and whether it needs error memory."""
     rows = [_describe(name) for name in registry()]
     names = ("scheme and defaults", "knob, fewest bytes first", "error memory", "what it is for")
@@ -203,10 +204,10 @@ def list_(json_file: Json = None) -> None:
     _write(json_file, rows)
 
 
-@app.command()
-def doctor(json_file: Json = None) -> None:
+@app.command("doctor")
+def examine_machine(json_file: Json = None) -> None:
     """Versions, which kernels loaded and why not, and what this machine can do."""
-    rows = doctor_.examine()
+    rows = examine()
     table = Table("what", "found", "what follows")
     for row in rows:
         table.add_row(row.what, f"[{'green' if row.fine else 'yellow'}]{row.found}[/]", row.follows)

@@ -1,16 +1,16 @@
 """Made-up runs and records of `thinwire compare`."""
 
-from thinwire.lab.runs.record import Plan, Point, Record, Run
+from thinwire.lab.runs.record import CurvePoint, Record, Run, RunPlan
 
 
 def made_up(
     scheme, seconds, scores, *, seed=0, reason=None, target=0.8, metric="accuracy", rising=True, exchange="allreduce",
     controller=None, levels=None,
 ):  # fmt: skip
-    """A run whose judged steps are `seconds` apart."""
+    """A run whose evaluated steps are `seconds` apart."""
     levels = levels or [0.0] * len(scores)
     curve = [
-        Point(10 * n, seconds * n, 1e6 * n, 1.0 / n, score, level)
+        CurvePoint(10 * n, seconds * n, 1e6 * n, 1.0 / n, score, level)
         for n, (score, level) in enumerate(zip(scores, levels, strict=True), 1)
     ]
     steps = 10 * len(scores)
@@ -19,7 +19,7 @@ def made_up(
         "encode_seconds": 0.1 * seconds * len(scores), "wire_seconds": 0.7 * seconds * len(scores),
         "bytes_sent": 1e6 * len(scores), "bytes_dense": 4e6, "vnmse": 0.01,
     }  # fmt: skip
-    plan = Plan("mlp", scheme, seed, exchange, controller=controller)
+    plan = RunPlan("mlp", scheme, seed, exchange, controller=controller)
     return Run(plan, metric, rising, target, steps, curve, {} if reason else totals, reason)
 
 

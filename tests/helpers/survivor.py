@@ -40,7 +40,7 @@ def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int
     model, optimizer = learner()
     gossip = Gossip(model, graph, mixer, on_failure=on_failure, timeout_seconds=60)
     generator = torch.Generator().manual_seed(rank)
-    judged = torch.randn(256, 10, generator=torch.Generator().manual_seed(99))
+    unseen = torch.randn(256, 10, generator=torch.Generator().manual_seed(99))
     losses, error = [], None
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -53,7 +53,7 @@ def main(graph_name: str, mixer: str, victims: list[int], death: int, steps: int
                     os.kill(os.getpid(), signal.SIGKILL)
                 gossip.mix()
                 optimizer.step()
-                losses.append(float(error_of(model, judged)))
+                losses.append(float(error_of(model, unseen)))
             distance = gossip.consensus()
             with gossip.average():
                 checksum = float(sum(p.double().sum() for p in model.parameters()))

@@ -16,7 +16,7 @@ def run_world(
     function: Callable[..., Any], workers: int, *args: Any, timeout: float = 120, group_timeout: float = 60
 ) -> list[Any]:
     """[function(*args) on rank 0, on rank 1, ...]. Raises with the traceback of the first rank that failed."""
-    return launch.gather(_rank, workers, function, args, group_timeout, seconds=timeout)
+    return launch.on_ranks(_rank, workers, function, args, group_timeout, seconds=timeout)
 
 
 def _rank(place: Place, function: Callable[..., Any], args: tuple[Any, ...], group_timeout: float) -> Any:

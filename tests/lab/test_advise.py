@@ -17,7 +17,7 @@ import thinwire as tw
 from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost.advise import Advice, bits, default_schemes
-from thinwire.lab.cost.advise_command import check_sentence, command, parameters
+from thinwire.lab.cost.advise_command import advise_on_networks, check_sentence, parameters
 from thinwire.lab.cost.link import fit
 from thinwire.lab.cost.model import FLOATS, BucketTrace, Host, Link, LinkCost, Message, Step, Turn
 from thinwire.lab.cost.rehearsal import rehearse
@@ -263,7 +263,7 @@ def test_the_command_on_a_model_by_its_size(tmp_path):
 
 
 def test_the_check_has_predicted_beside_measured(capsys):
-    (found,) = command(task="regression", schemes=["qsgd(bits=4)"], networks=["none"], workers=2, check=True)
+    (found,) = advise_on_networks(task="regression", schemes=["qsgd(bits=4)"], networks=["none"], workers=2, check=True)
     assert set(found.survey.performed) == {"fp16", "qsgd(bits=4)"} and min(found.survey.performed.values()) > 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "predicted / measured" in shown and check_sentence([found]) in shown

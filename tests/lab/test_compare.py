@@ -149,7 +149,7 @@ def test_a_terminated_command_keeps_what_is_finished_and_says_nothing_odd(tmp_pa
         ({"exchanges": []}, "at least one exchange"),
         ({"exchanges": ["server(servers=0)"]}, "servers must be at least 1, got 0"),
         ({"exchanges": ["server(staleness=1, down='qsgd')"]}, "down is one of fp32, fp16, bf16, got 'qsgd'"),
-        ({"exchanges": ["server(staleness=1)"], "schemes": ["powersgd"]}, "powersgd is a conversation"),
+        ({"exchanges": ["server(staleness=1)"], "schemes": ["powersgd"]}, "is a conversation of the whole group"),
         ({"exchanges": ["gossip(graph='web')"], "schemes": ["dpsgd"]}, "graph must be one of ring"),
         ({"exchanges": ["gossip(graph='hypercube')"], "schemes": ["dpsgd"], "workers": 3}, "a hypercube has 2, 4, 8"),
         ({"exchanges": ["gossip"], "schemes": ["qsgd"]}, "qsgd compresses gradients, gossip mixes weights"),

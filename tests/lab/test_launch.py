@@ -12,7 +12,7 @@ from thinwire.lab.runs import launch
 
 
 def _told(place, factor):
-    place.say(f"rank {place.rank} begins")
+    place.send(f"rank {place.rank} begins")
     assert torch.get_num_threads() == 1
     return factor * place.rank, place.ranks, torch.full((3,), float(place.rank))
 
@@ -37,7 +37,7 @@ def _second_fails_first(place):
 
 def test_the_first_that_fails_is_the_reason_with_its_traceback():
     with pytest.raises(RuntimeError, match=r"rank 1 failed: ArithmeticError: this one began it(.|\n)*_second_fails_f"):
-        launch.gather(_second_fails_first, 3)
+        launch.on_ranks(_second_fails_first, 3)
     assert multiprocessing.active_children() == []
 
 
@@ -48,7 +48,7 @@ def _killed(place):
 
 def test_a_killed_process_is_named_with_its_signal():
     with pytest.raises(RuntimeError, match="rank 0 was killed by SIGKILL"):
-        launch.gather(_killed, 2)
+        launch.on_ranks(_killed, 2)
 
 
 def _hangs(place):
@@ -58,5 +58,5 @@ def _hangs(place):
 
 def test_who_hangs_is_named_and_ended():
     with pytest.raises(TimeoutError, match=r"ranks \[1\] did not end in 3 s"):
-        launch.gather(_hangs, 2, seconds=3)
+        launch.on_ranks(_hangs, 2, seconds=3)
     assert multiprocessing.active_children() == []

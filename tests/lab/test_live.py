@@ -6,13 +6,13 @@ from rich.console import Console
 
 from helpers.runs import made_up
 from thinwire.lab.report.progress import LiveTable
-from thinwire.lab.runs.record import Plan, Point
+from thinwire.lab.runs.record import CurvePoint, RunPlan
 
 PLANS = [
-    Plan("mlp", "fp16", 0),
-    Plan("mlp", "qsgd(bits=4)", 0, controller="mqgrad"),
-    Plan("mlp", "fp32", 0, "server"),
-    Plan("mlp", "powergossip", 0, "gossip"),
+    RunPlan("mlp", "fp16", 0),
+    RunPlan("mlp", "qsgd(bits=4)", 0, controller="mqgrad"),
+    RunPlan("mlp", "fp32", 0, "server"),
+    RunPlan("mlp", "powergossip", 0, "gossip"),
 ]
 
 
@@ -28,7 +28,7 @@ def test_a_line_per_run_with_bar_loss_score_and_seconds():
     live.finished(made_up("fp16", 2.0, [0.5, 0.8, 0.85]))
     live.finished(made_up("qsgd(bits=4)", 1.0, [0.1], reason="worker 1 was killed by SIGKILL"))
     live.started(40, "accuracy")
-    live.advanced(Point(20, 3.25, 1e6, 0.4567, 0.72))
+    live.advanced(CurvePoint(20, 3.25, 1e6, 0.4567, 0.72))
     head, _, first, second, third, fourth = drawn(live, console).splitlines()[-6:]
     assert head.strip() == "run 3 of 4"
     for text in ("fp16", "allreduce", "━", "30/30", "0.333", "85.0%", "6.0"):

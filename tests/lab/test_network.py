@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.lab.network import network, paced
-from thinwire.lab.network.network import Network, Rate
+from thinwire.lab.network.network import Network, Rate, parse_network
 from thinwire.lab.network.paced import Pace, Paced
 
 
@@ -21,8 +21,8 @@ from thinwire.lab.network.paced import Pace, Paced
     ],
 )  # fmt: skip
 def test_text_is_read_and_written(text, expected):
-    assert network.parse(text) == expected
-    assert network.parse(str(expected)) == expected
+    assert parse_network(text) == expected
+    assert parse_network(str(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,30 +33,30 @@ def test_text_is_read_and_written(text, expected):
 )  # fmt: skip
 def test_mistakes_are_one_line(text):
     with pytest.raises(ValueError, match="network") as caught:
-        network.parse(text)
+        parse_network(text)
     assert "\n" not in str(caught.value) and repr(text) in str(caught.value)
 
 
 def test_rates_are_looked_up_and_checked_per_worker():
-    net = network.parse("shaped:100mbit,2=10mbit")
+    net = parse_network("shaped:100mbit,2=10mbit")
     assert [net.rate_of(worker).up for worker in range(3)] == [100e6, 100e6, 10e6]
     assert net.server_rate.up == 100e6
-    assert network.parse("shaped:100mbit,server=1gbit").server_rate.up == 1e9
+    assert parse_network("shaped:100mbit,server=1gbit").server_rate.up == 1e9
     net.check(3)
     with pytest.raises(ValueError, match="worker 2"):
         net.check(2)
 
 
 def test_auto_takes_what_it_can_get_and_says_why():
-    auto = network.parse("auto:100mbit")
+    auto = parse_network("auto:100mbit")
     assert str(network.resolve(auto, None)) == "shaped:100mbit"
     without = network.resolve(auto, "it needs root")
     assert str(without) == "paced:100mbit" and without.why_paced == "it needs root"
-    assert network.resolve(network.parse("auto:1mbit,5ms"), None).mode == "paced"
+    assert network.resolve(parse_network("auto:1mbit,5ms"), None).mode == "paced"
     with pytest.raises(ValueError, match="needs root"):
-        network.resolve(network.parse("shaped:100mbit"), "it needs root")
+        network.resolve(parse_network("shaped:100mbit"), "it needs root")
     with pytest.raises(ValueError, match="no down rate"):
-        network.resolve(network.parse("auto:1mbit/2mbit"), "it needs root")
+        network.resolve(parse_network("auto:1mbit/2mbit"), "it needs root")
 
 
 def test_a_link_carries_one_byte_after_the_other():

@@ -25,27 +25,27 @@ def record():
 
 def test_levels_are_drawn_for_controllers_alone(record, tmp_path):
     file = tmp_path / "report.html"
-    report.write([record_of(*(run for run in record.runs if run.plan.controller is None))], file)
+    report.write_report([record_of(*(run for run in record.runs if run.plan.controller is None))], file)
     assert "Level over seconds" not in file.read_text()
-    report.write([record], file)
+    report.write_report([record], file)
     page = file.read_text()
     figure = page[page.index("Level over seconds") :]
     assert "by mqgrad over allreduce" in figure and "powergossip" not in figure
 
 
 def test_the_page_is_self_contained_and_escapes_what_it_shows(record, tmp_path):
-    report.write([record], tmp_path / "new" / "report.html")
+    report.write_report([record], tmp_path / "new" / "report.html")
     page = (tmp_path / "new" / "report.html").read_text()
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", page)
     assert "<b>odd</b>" not in page and "<i>" not in page.split("</script>", 1)[1]
     with pytest.raises(ValueError, match="no run"):
-        report.write([record_of()], tmp_path / "empty.html")
+        report.write_report([record_of()], tmp_path / "empty.html")
 
 
 @chromium
 def test_the_page_in_a_browser(record, tmp_path):
     file = tmp_path / "report.html"
-    report.write([record], file)
+    report.write_report([record], file)
     browser = subprocess.run(
         [
             "chromium",

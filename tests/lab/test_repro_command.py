@@ -18,7 +18,7 @@ def measured(quick, data, seeds, progress):
 
 
 def test_a_reproduction_is_shown_whole_and_kept_with_what_it_ran_on(monkeypatch, tmp_path):
-    monkeypatch.setattr(tnq, "run", measured)
+    monkeypatch.setattr(tnq, "reproduce", measured)
     file = tmp_path / "repro.json"
     said = CliRunner().invoke(app, ["repro", "tnq", "--quick", "--json", str(file)], env={"COLUMNS": "200"})
     assert said.exit_code == 0, said.output
@@ -36,8 +36,8 @@ def test_of_all_reproductions_those_before_a_failure_are_kept(monkeypatch, tmp_p
     def broken(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tnq, "run", measured)
-    monkeypatch.setattr(regtopk, "run", broken)
+    monkeypatch.setattr(tnq, "reproduce", measured)
+    monkeypatch.setattr(regtopk, "reproduce", broken)
     file = tmp_path / "repro.json"
     assert CliRunner().invoke(app, ["repro", "all", "--json", str(file)]).exit_code != 0
     assert list(json.loads(file.read_text())) == ["tnq"]

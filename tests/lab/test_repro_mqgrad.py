@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from thinwire.core.bucket import Bucket
-from thinwire.lab.network.network import parse
+from thinwire.lab.network.network import parse_network
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro import _served_mqgrad
 from thinwire.lab.repro import mqgrad as repro
-from thinwire.lab.repro._mqgrad_task import Outcome
+from thinwire.lab.repro._mqgrad_task import ServedRun
 from thinwire.lab.repro._served_mqgrad import Order
 
 
@@ -32,9 +32,9 @@ def test_the_ladder_loses_less_on_every_rung():
 def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     spec = repro.policies(40)[name].format(seed=0)
     order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
-    run = _served_mqgrad.train(order, None)
+    run = _served_mqgrad.run_served(order, None)
     assert len(run.levels) == 40 and set(run.levels) <= set(task.MENU)
-    assert len(run.curve) == 40 // task.JUDGED_EVERY
+    assert len(run.curve) == 40 // task.EVALUATE_EVERY
     assert [seconds for seconds, _ in run.curve] == sorted(seconds for seconds, _ in run.curve)
     assert run.curve[-1][1] < 0.8 * run.curve[0][1] and run.accuracy > 0.5
     learnt = torch.load(tmp_path / "learnt", weights_only=True)
@@ -43,7 +43,7 @@ def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
 
 
 def outcome(losses, accuracy=0.8, levels=(4,) * 8):
-    return Outcome(tuple((float(at), loss) for at, loss in enumerate(losses, 1)), levels, accuracy, 0.0)
+    return ServedRun(tuple((float(at), loss) for at, loss in enumerate(losses, 1)), levels, accuracy, 0.0)
 
 
 def test_the_target_is_what_16_bit_has_reached_by_four_fifths_of_its_steps():
@@ -66,7 +66,7 @@ def test_seconds_to_a_target_that_was_never_reached_are_infinite():
 )
 def test_claims_follow_from_the_runs(learner, holds):
     outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in repro.policies(8)}
-    result = repro.summary(outcomes | {"mqgrad": [learner]}, parse("paced:1gbit"))
+    result = repro.summary(outcomes | {"mqgrad": [learner]}, parse_network("paced:1gbit"))
     told = {claim.claim: claim.holds for claim in result.claims}
     assert [holds for claim, holds in told.items() if claim.startswith("mqgrad: ")] == holds
     assert [holds for claim, holds in told.items() if claim.startswith(repro.CARRIED)] == [True, True]

@@ -6,7 +6,7 @@ import pytest
 
 from thinwire.gossip import graphs
 from thinwire.lab.repro import powergossip
-from thinwire.lab.repro._gossip_training import Outcome, Training
+from thinwire.lab.repro._gossip_training import GossipRun, Training
 from thinwire.lab.tasks import datasets
 
 
@@ -41,13 +41,13 @@ def made_up(mixer, seed):
     """Accuracies by rule: peers are best at step 0.25, except that CHOCO with top 1% diverges above 0.1."""
     step = float(mixer.split("step=")[1].rstrip(")")) if mixer and "step=" in mixer else None
     if mixer and "topk" in mixer and step > 0.1:
-        return Outcome(10.0, 1.0, 1.0, diverged=True)
+        return GossipRun(10.0, 1.0, 1.0, diverged=True)
     if mixer and "powergossip" in mixer:
-        return Outcome(84.5 if "iterations" in mixer else 83.5, 1.0, 1.0)
-    return Outcome(85.0 + seed % 2 if step is None else 85.0 - 20 * abs(step - 0.25), 1.0, 1.0)
+        return GossipRun(84.5 if "iterations" in mixer else 83.5, 1.0, 1.0)
+    return GossipRun(85.0 + seed % 2 if step is None else 85.0 - 20 * abs(step - 0.25), 1.0, 1.0)
 
 
-def test_every_peer_is_tuned_and_judged():
+def test_every_peer_is_tuned_and_compared():
     training = SimpleNamespace(graph=graphs.ring(8), steps=900, skew=0.5, run=made_up)
     claims = []
     trained, tuning = powergossip._training_tables(training, 2, powergossip.GRID, claims, lambda text: None)

@@ -38,11 +38,11 @@ def test_the_tables_hold_every_scheme_and_setting(monkeypatch):
     monkeypatch.setattr(repro, "ROUNDS", (1, 2, 3))
     monkeypatch.setattr(repro.ImageRun, "accuracy", lambda run, scheme, dataset, seed: 50.0 + seed)
     monkeypatch.setattr(datasets, "embedded_images", lambda: None)
-    said = repro.run(False, None, 2, lambda text: None)
+    said = repro.reproduce(False, None, 2, lambda text: None)
     regression, _, images = said.tables
     assert {(row[0], row[1]) for row in regression.rows} == {
         (density, name) for density in (0.4, 0.5, 0.55, 0.6, 0.9) for name in repro._schemes(density)
     }
     assert len(images.rows) == 2 * 5 and all(row[3] == "+0.0 ± 0.0" for row in images.rows)
     assert all(len(row) == len(table.columns) for table in said.tables for row in table.rows)
-    assert sum(repro.IMAGES_JUDGED in claim.claim for claim in said.claims) == 2
+    assert sum(repro.CLAIMED_FOR_IMAGES in claim.claim for claim in said.claims) == 2

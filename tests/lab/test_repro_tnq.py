@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinwire.lab.repro import tnq
-from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks.tasks import load_task
 
 
 def test_the_claims_on_laplace_data_hold():
@@ -17,7 +17,7 @@ def test_the_claims_on_laplace_data_hold():
 
 def test_training_measures_the_error_of_the_mean_gradient():
     torch.manual_seed(0)
-    task = tasks.load("cnn")
+    task = load_task("cnn")
     accuracy, error = tnq._train(task, "fp32", False, 2, 0)
     assert 0.0 <= accuracy <= 1.0 and error < 1e-10
     _, coarse = tnq._train(task, tnq._spec("QSGD", 2), False, 2, 0)
@@ -25,7 +25,7 @@ def test_training_measures_the_error_of_the_mean_gradient():
     assert 0 < fine < coarse
 
 
-def test_best_is_judged_by_the_seeds_agreement():
+def test_best_is_decided_by_the_seeds_agreement():
     others = {"QSGD": [0.5, 0.5], "NQ": [0.6, 0.6], "TQ": [0.7, 0.7]}
     assert tnq._accuracy_claim(2, others | {"TNQ": [0.70, 0.74]}, 0.8).holds
     assert tnq._accuracy_claim(2, others | {"TNQ": [0.66, 0.73]}, 0.8).holds
@@ -34,7 +34,7 @@ def test_best_is_judged_by_the_seeds_agreement():
 
 @pytest.mark.full
 def test_every_claim_is_made():
-    said = tnq.run(True, None, 2, lambda text: None)
+    said = tnq.reproduce(True, None, 2, lambda text: None)
     assert {table.title[:10] for table in said.tables} == {"Squared er", "A CNN on t"}
     failed = [claim for claim in said.claims if not claim.holds and claim.reason is None]
     assert failed == []

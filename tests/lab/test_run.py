@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from helpers.needs import shaping
-from thinwire.lab.network import network
+from thinwire.lab.network.network import parse_network
 from thinwire.lab.network.shaped import Shaped
 from thinwire.lab.report import table
 from thinwire.lab.runs.probe import Replicas
-from thinwire.lab.runs.record import Plan
+from thinwire.lab.runs.record import RunPlan
 from thinwire.lab.runs.run import execute
 
 SMALL = "mlp(width=64, evaluate_every=3, batch=16)"
@@ -20,19 +20,19 @@ SMALL = "mlp(width=64, evaluate_every=3, batch=16)"
 FAILING = """
 import torch
 from dataclasses import replace
-from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks.tasks import load_task
 
 def fails(data):
     def loss(outputs, y):
         if torch.distributed.get_rank() == 1:
             raise ArithmeticError("the loss went missing")
         return outputs.sum()
-    return replace(tasks.load("regression"), loss=loss)
+    return replace(load_task("regression"), loss=loss)
 """
 
 
 def test_a_run_is_complete_and_repeatable():
-    plan = Plan(SMALL, "fp32", seed=1, workers=2, steps=7)
+    plan = RunPlan(SMALL, "fp32", seed=1, workers=2, steps=7)
     points = []
     run = execute(plan, None, points.append)
     assert run.reason is None and points == run.curve
@@ -51,7 +51,7 @@ def test_a_run_is_complete_and_repeatable():
 
 @pytest.mark.parametrize("exchange, scheme", [("allreduce", "qsgd(bits=4)"), ("server", "fp16"), ("gossip", "dpsgd")])
 def test_a_lossy_scheme_shows_its_error_and_a_paced_link_its_slowness(exchange, scheme):
-    run = execute(Plan("regression", scheme, 0, exchange, network="paced:2mbit", workers=2, steps=2), None)
+    run = execute(RunPlan("regression", scheme, 0, exchange, network="paced:2mbit", workers=2, steps=2), None)
     assert run.reason is None
     if scheme == "qsgd(bits=4)":
         assert 1e-4 < run.totals["vnmse"] < 1
@@ -63,7 +63,7 @@ def test_a_killed_worker_fails_the_run_with_its_reason():
         victim = multiprocessing.active_children()[0]
         os.kill(victim.pid, signal.SIGKILL)
 
-    run = execute(Plan("regression", "fp32", 0, workers=3, steps=400), None, kill_one)
+    run = execute(RunPlan("regression", "fp32", 0, workers=3, steps=400), None, kill_one)
     assert run.reason is not None and "was killed by SIGKILL" in run.reason
     assert run.curve and run.totals == {}
     assert multiprocessing.active_children() == []
@@ -72,7 +72,7 @@ def test_a_killed_worker_fails_the_run_with_its_reason():
 def test_a_failing_worker_fails_the_run_with_its_reason(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(FAILING)
-    run = execute(Plan(f"{file}:fails", "fp32", 0, workers=2, steps=3), None)
+    run = execute(RunPlan(f"{file}:fails", "fp32", 0, workers=2, steps=3), None)
     assert run.reason == "worker 1 failed: ArithmeticError: the loss went missing"
     assert multiprocessing.active_children() == []
 
@@ -80,7 +80,7 @@ def test_a_failing_worker_fails_the_run_with_its_reason(tmp_path):
 @pytest.mark.parametrize("exchange", ["server(servers=2)", "server(staleness=1)", 'gossip(graph="complete")'])
 def test_every_exchange_trains(exchange):
     scheme = "dpsgd" if "gossip" in exchange else "fp32"
-    run = execute(Plan(SMALL, scheme, seed=1, exchange=exchange, workers=2, steps=7), None)
+    run = execute(RunPlan(SMALL, scheme, seed=1, exchange=exchange, workers=2, steps=7), None)
     assert run.reason is None and [point.step for point in run.curve] == [3, 6, 7]
     assert run.curve[-1].loss < run.curve[0].loss
     phases = sum(run.totals[f"{phase}_seconds"] for phase in ("compute", "encode", "wire"))
@@ -93,7 +93,9 @@ def test_every_exchange_trains(exchange):
 
 
 def test_a_server_gives_what_an_allreduce_gives():
-    runs = [execute(Plan(SMALL, "fp32", 1, exchange, workers=2, steps=6), None) for exchange in ("allreduce", "server")]
+    runs = [
+        execute(RunPlan(SMALL, "fp32", 1, exchange, workers=2, steps=6), None) for exchange in ("allreduce", "server")
+    ]
     losses = [[point.loss for point in run.curve] for run in runs]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert runs[1].totals["vnmse"] < 1e-12
@@ -104,20 +106,20 @@ def test_a_killed_server_fails_the_run_with_its_reason():
         first = min(multiprocessing.active_children(), key=lambda child: int(child.name.rpartition("-")[2]))
         os.kill(first.pid, signal.SIGKILL)
 
-    run = execute(Plan("regression", "fp32", 0, "server", workers=2, steps=400), None, kill_the_server)
+    run = execute(RunPlan("regression", "fp32", 0, "server", workers=2, steps=400), None, kill_the_server)
     assert run.reason == "server 0 was killed by SIGKILL"
     assert multiprocessing.active_children() == []
 
 
 def test_a_controller_turns_the_knob():
-    plan = Plan("regression(evaluate_every=2)", "qsgd(bits=8)", 0, workers=2, steps=8,
+    plan = RunPlan("regression(evaluate_every=2)", "qsgd(bits=8)", 0, workers=2, steps=8,
                 controller="schedule(levels_at=((0, 2), (4, 8)), interval=2)")  # fmt: skip
     run = execute(plan, None)
     assert run.reason is None
     assert [point.level for point in run.curve] == [2, 2, 8, 8]
 
 
-def test_the_mean_of_all_replicas_is_judged_and_given_back(tmp_path):
+def test_the_mean_of_all_replicas_is_evaluated_and_given_back(tmp_path):
     models = [torch.nn.BatchNorm1d(3) for _ in range(2)]
     for number, model in enumerate(models):
         model.weight.data.fill_(number)
@@ -139,10 +141,11 @@ def test_counted_bytes_are_sent_bytes():
         ("allreduce", "fp16"), ("allreduce", "qsgd(bits=4)"), ("allreduce", "powersgd(factor_rank=1)"),
         ("server", "qsgd(bits=4)"), ("gossip", "powergossip"),
     ]  # fmt: skip
-    with Shaped(network.parse("shaped:1gbit"), 3, servers=1) as links:
+    with Shaped(parse_network("shaped:1gbit"), 3, servers=1) as links:
         for exchange, scheme in cases:
             run = execute(
-                Plan("mlp(width=256, batch=16)", scheme, 0, exchange, network="shaped:1gbit", workers=3, steps=6), links
+                RunPlan("mlp(width=256, batch=16)", scheme, 0, exchange, network="shaped:1gbit", workers=3, steps=6),
+                links,
             )
             assert run.reason is None
             assert abs(table.surplus(run)) < 0.03, (exchange, scheme, run.totals)

@@ -9,13 +9,15 @@ import sys
 import pytest
 
 from helpers.needs import shaping
-from thinwire.lab.network import network, shaped
+from thinwire.lab.network import shaped
+from thinwire.lab.network.network import parse_network
 from thinwire.lab.network.shaped import Shaped
 
 OWNER = """
 import sys
-from thinwire.lab.network import network, shaped
-with shaped.Shaped(network.parse("shaped:50mbit"), 2) as links:
+from thinwire.lab.network import shaped
+from thinwire.lab.network.network import parse_network
+with shaped.Shaped(parse_network("shaped:50mbit"), 2) as links:
     print(links._keeper.pid, *links.namespaces, flush=True)
     sys.stdin.read()
 """
@@ -43,7 +45,7 @@ def ours() -> list[str]:
 
 @shaping
 def test_links_have_the_rates_asked_for_and_are_removed():
-    with Shaped(network.parse("shaped:100mbit,1=10mbit/20mbit,server=200mbit"), 3, servers=1) as links:
+    with Shaped(parse_network("shaped:100mbit,1=10mbit/20mbit,server=200mbit"), 3, servers=1) as links:
         assert len(ours()) == 5
         assert "rate 100Mbit burst 64Kb" in tc(links.namespaces[0], "eth0")
         assert "rate 10Mbit burst 64Kb" in tc(links.namespaces[1], "eth0")
@@ -56,7 +58,7 @@ def test_links_have_the_rates_asked_for_and_are_removed():
 
 @shaping
 def test_what_still_runs_inside_is_ended():
-    with Shaped(network.parse("shaped:1gbit"), 1) as links:
+    with Shaped(parse_network("shaped:1gbit"), 1) as links:
         inside = subprocess.Popen(["ip", "netns", "exec", links.namespaces[0], "sleep", "1000"])
         # `ip netns pids` lists it once it has entered; until then closing could miss it.
         pids = ""
@@ -87,7 +89,7 @@ def test_what_the_dead_left_behind_is_removed_at_the_next_start():
         pass
     stale = f"tw-{dead.pid}-0"
     subprocess.run(["ip", "netns", "add", stale], check=True)
-    with Shaped(network.parse("shaped:1gbit"), 1):
+    with Shaped(parse_network("shaped:1gbit"), 1):
         assert stale not in shaped.existing()
         assert shaped.remove_stale() == []
         assert len(ours()) == 2  # the living keep theirs
@@ -104,7 +106,7 @@ def test_a_failure_while_building_leaves_nothing(monkeypatch):
 
     monkeypatch.setattr(shaped, "_run", failing)
     with pytest.raises(OSError, match="no tbf here"):
-        Shaped(network.parse("shaped:1gbit"), 2).__enter__()
+        Shaped(parse_network("shaped:1gbit"), 2).__enter__()
     assert ours() == []
     assert shaped.why_not() == "no tbf here"
 
@@ -119,4 +121,4 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
 
 def test_rates_of_workers_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="worker 5"):
-        Shaped(network.parse("shaped:1gbit,5=1mbit"), 4)
+        Shaped(parse_network("shaped:1gbit,5=1mbit"), 4)

@@ -13,7 +13,7 @@ from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost import simulate
 from thinwire.lab.cost.model import FLOATS, BucketTrace, Message, Prediction, Step, Turn
-from thinwire.lab.cost.simulate import Point, Study
+from thinwire.lab.cost.simulate import ScalePoint, Study
 from thinwire.lab.report import simulate_page
 
 
@@ -23,7 +23,7 @@ def a_step(think, nbytes):
 
 def a_study():
     def point(scheme, workers, seconds, nbytes, extrapolated, vnmse):
-        return Point(scheme, workers, Prediction(0.1, 0.0, seconds, nbytes, 2), extrapolated, vnmse)
+        return ScalePoint(scheme, workers, Prediction(0.1, 0.0, seconds, nbytes, 2), extrapolated, vnmse)
 
     return Study(
         25_000_000, 0.1, 1e10, 2e-5,
@@ -65,7 +65,7 @@ def test_what_is_not_affordable_goes_on_in_a_straight_line():
 def test_errors_are_those_of_the_schemes():
     gradients = simulate._gradients([4])
     assert len(gradients) == 4 and len(gradients[0]) == 2
-    exact, coarse, fine = (simulate.vnmse(spec, gradients) for spec in ("fp32", "qsgd(bits=2)", "qsgd(bits=6)"))
+    exact, coarse, fine = (simulate.settled_vnmse(spec, gradients) for spec in ("fp32", "qsgd(bits=2)", "qsgd(bits=6)"))
     assert exact < 1e-10 < fine < coarse
     assert set(simulate._errors("fp16", gradients, [2, 4, 8])) == {2, 4}
 
@@ -104,14 +104,14 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, said, monkeypatch, cap
 
 
 def test_the_table_marks_what_is_extrapolated():
-    table = simulate_page.render(a_study())
+    table = simulate_page.study_table(a_study())
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["fp16", "topk(density=0.01)"] and cells[2] == ["400", "~9,100"]
     assert cells[-1] == ["1.0e-07 (8)", "4.0e-01 (8)"]
 
 
 def test_the_page_is_self_contained(tmp_path):
-    simulate_page.write(a_study(), tmp_path / "new" / "page.html")
+    simulate_page.write_study(a_study(), tmp_path / "new" / "page.html")
     page = (tmp_path / "new" / "page.html").read_text()
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=[\"']?(https?:)?//", page)
     assert "~9,100" in page and "25 M weights" in page
@@ -120,7 +120,7 @@ def test_the_page_is_self_contained(tmp_path):
 @chromium
 def test_the_page_in_a_browser(tmp_path):
     file = tmp_path / "page.html"
-    simulate_page.write(a_study(), file)
+    simulate_page.write_study(a_study(), file)
     browser = subprocess.run(
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
          f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000", "--dump-dom", file.as_uri()],

@@ -90,7 +90,7 @@ def test_the_table_fits_a_terminal_and_shows_every_row():
     long = "powersgd(factor_rank=4, sided='one')"
     record = record_of(FP16, made_up(long, 0.5, [0.9]), made_up("broken", 1.0, [0.1], reason="it broke"))
     console = Console(width=80, file=io.StringIO())
-    console.print(table.render(record, table.summarise(record)))
+    console.print(table.comparison_table(record, table.summarise(record)))
     shown = console.file.getvalue()
     assert "…" not in shown
     for text in ("fp16", "powersgd", "(factor_rank", "failed", "8.00x", "90.0%", "10+5+35", "1e-02"):
@@ -104,7 +104,7 @@ def test_the_table_names_exchange_and_controller():
         made_up("qsgd(bits=4)", 1.0, [0.9], controller="mqgrad(interval=5)", exchange="server"),
     )
     console = Console(width=80, file=io.StringIO())
-    console.print(table.render(record, table.summarise(record)))
+    console.print(table.comparison_table(record, table.summarise(record)))
     shown = console.file.getvalue()
     assert "…" not in shown
     for text in ("over", "allreduce", "(servers=2", "by mqgrad"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks.tasks import load_task
 
 
 def learn(task: tasks.Task, steps: int) -> tuple[float, float]:
@@ -39,26 +40,26 @@ def text_file(tmp_path):
 
 @pytest.mark.parametrize("spec, steps", [("mlp(width=128)", 40), ("cnn", 30), ("regression", 60)])
 def test_tasks_learn(spec, steps):
-    task = tasks.load(spec)
+    task = load_task(spec)
     before, after = learn(task, steps)
     assert after > before + 0.3 if task.metric.rising else after < 0.3 * before
 
 
 def test_the_text_task_learns(text_file):
-    before, after = learn(tasks.load("text(width=32)", text_file), 40)
+    before, after = learn(load_task("text(width=32)", text_file), 40)
     assert 7 < before < 9 and after < 4.5  # bits per byte; 8 is knowing nothing
 
 
 def test_model_sizes_are_as_described():
     def weights(spec):
-        return sum(p.numel() for p in tasks.load(spec).model().parameters())
+        return sum(p.numel() for p in load_task(spec).model().parameters())
 
     assert weights("mlp") == 784 * 2048 + 2048 * 2048 + 2048 * 10 + 2048 * 2 + 10
     assert 0.55e6 < weights("cnn") < 0.65e6
 
 
 def test_options_of_spec_text():
-    task = tasks.load(" mlp(width=64, target=0.7, steps=9, skew=0.5) ")
+    task = load_task(" mlp(width=64, target=0.7, steps=9, skew=0.5) ")
     assert (task.target, task.steps, task.skew) == (0.7, 9, 0.5)
     assert task.model()[2].out_features == 64
 
@@ -67,20 +68,20 @@ def test_a_task_of_ones_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import replace\n"
-        "from thinwire.lab.tasks import tasks\n"
+        "from thinwire.lab.tasks.tasks import load_task\n"
         "def easy(data, *, steps_each=2):\n"
-        "    return replace(tasks.load('regression'), name='easy', steps=steps_each * 3)\n"
+        "    return replace(load_task('regression'), name='easy', steps=steps_each * 3)\n"
         "def wrong(data):\n"
         "    return 7\n"
     )
-    assert tasks.load(f"{file}:easy").steps == 6
-    assert tasks.load(f"{file}:easy(steps_each=5, batch=3)").batch == 3
+    assert load_task(f"{file}:easy").steps == 6
+    assert load_task(f"{file}:easy(steps_each=5, batch=3)").batch == 3
     with pytest.raises(ValueError, match="returned 7"):
-        tasks.load(f"{file}:wrong")
+        load_task(f"{file}:wrong")
     with pytest.raises(ValueError, match="known: easy, wrong"):
-        tasks.load(f"{file}:other")
+        load_task(f"{file}:other")
     with pytest.raises(ValueError, match="missing file"):
-        tasks.load(f"{tmp_path}/none.py:easy")
+        load_task(f"{tmp_path}/none.py:easy")
 
 
 @pytest.mark.parametrize(
@@ -101,12 +102,12 @@ def test_a_task_of_ones_own(tmp_path):
 )
 def test_mistakes_are_one_line(spec, said):
     with pytest.raises(ValueError) as caught:
-        tasks.load(spec)
+        load_task(spec)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_model_is_judged_regularly_and_at_the_end():
-    often, usual = tasks.load("mlp(evaluate_every=4)"), tasks.load("mlp")
-    assert [step for step in range(1, 11) if often.judged(step, 10)] == [4, 8, 10]
-    assert sum(usual.judged(step, 60) for step in range(1, 61)) == 12
-    assert all(usual.judged(step, 3) for step in range(1, 4))
+def test_the_model_is_evaluated_regularly_and_at_the_end():
+    often, usual = load_task("mlp(evaluate_every=4)"), load_task("mlp")
+    assert [step for step in range(1, 11) if often.evaluates(step, 10)] == [4, 8, 10]
+    assert sum(usual.evaluates(step, 60) for step in range(1, 61)) == 12
+    assert all(usual.evaluates(step, 3) for step in range(1, 4))

@@ -20,11 +20,11 @@ from rich.table import Table
 from thinwire.kernels import native
 from thinwire.lab.bench.cases import Case, all_cases
 
-REFERENCE_NUMEL = 1_000_000  # references are slow: they run on at most so many entries, and once per call of `run`
+REFERENCE_NUMEL = 1_000_000  # references are slow: they run on at most so many entries, and once per benchmark
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One kernel at one size on one number of threads."""
 
     kernel: str
@@ -43,12 +43,12 @@ class Row:
         return "ok" if self.share_of_memcpy >= self.target else "below"
 
 
-def run(
+def benchmark(
     sizes: Iterable[int] = (1_000_000, 25_000_000),
     threads: Iterable[int] = (1,),
     repeats: int = 5,
     only: str = "",
-) -> list[Row]:
+) -> list[BenchRow]:
     """Measure every case whose name contains `only`."""
     if native.module() is None:
         raise RuntimeError(native.status())
@@ -67,7 +67,7 @@ def run(
     return rows
 
 
-def _measure(case: Case, numel: int, threads: int, repeats: int, reference: float, source, target) -> Row:
+def _measure(case: Case, numel: int, threads: int, repeats: int, reference: float, source, target) -> BenchRow:
     kernel = case.native(numel)
     kernel()
     copies, calls = [], []
@@ -75,7 +75,7 @@ def _measure(case: Case, numel: int, threads: int, repeats: int, reference: floa
         copies.append(_seconds(lambda: target.copy_(source)))
         calls.append(_seconds(kernel))
     size, copy, call = 4 * numel, min(copies), min(calls)
-    return Row(
+    return BenchRow(
         case.name,
         numel,
         threads,
@@ -99,7 +99,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def tables(rows: list[Row]) -> list[Table]:
+def tables(rows: list[BenchRow]) -> list[Table]:
     """One table for each size and number of threads."""
     found = []
     for numel, threads in dict.fromkeys((row.numel, row.threads) for row in rows):
@@ -126,7 +126,7 @@ def bench(
     json_file: Path | None = None,
 ) -> None:
     """Print the table, on one thread and on all, and write it to `json_file` where asked for."""
-    rows = run(sizes, sorted({1, torch.get_num_threads()}), repeats, only)
+    rows = benchmark(sizes, sorted({1, torch.get_num_threads()}), repeats, only)
     console = Console()
     for table in tables(rows):
         console.print(table)

@@ -1,1 +1,1 @@
-"""What a step would cost: measured pieces, played through on a virtual clock."""
+"""What a step would cost: measured pieces, replayed on a virtual clock."""

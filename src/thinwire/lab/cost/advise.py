@@ -1,7 +1,7 @@
 """`thinwire advise`: what every scheme would cost on this machine and this network, and which to use.
 
-Nothing is trained to find out. Every scheme is rehearsed on the model's own buckets (see `rehearse`), the group's link
-is measured (see `links`), and a step is predicted from the two (see `cost`). How much accuracy a scheme keeps is not
+Nothing is trained to find out. Every scheme is rehearsed on the model's own buckets (see `rehearsal`), the group's link
+is measured (see `link`), and a step is predicted from the two (see `model`). How much accuracy a scheme keeps is not
 predicted: `thinwire compare` finds that out.
 """
 
@@ -25,11 +25,9 @@ from thinwire.ddp import detached
 from thinwire.lab.cost.model import FLOATS, Prediction
 from thinwire.lab.cost.replay import break_even
 from thinwire.lab.cost.survey import Survey, survey
-from thinwire.lab.report.table import BASELINE
+from thinwire.lab.report.table import BASELINE, WORTH
 from thinwire.lab.runs.record import Record
 from thinwire.schemes import parse, registry
-
-WORTH = 1.1  # a scheme is worth its error from this speed-up on, as in `thinwire compare`
 
 
 def default_schemes() -> list[str]:
@@ -104,7 +102,7 @@ def _some_scalar(output: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Row:
+class AdviceRow:
     """One scheme's prediction. `speedup`: over fp16. `break_even`: bits per second below which it beats fp16."""
 
     scheme: str
@@ -122,13 +120,13 @@ class Advice:
     network: str
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AdviceRow]:
         """A row per scheme, fastest first."""
         baseline = self.survey.predict(BASELINE).seconds
         found = []
         for scheme in self.survey.steps:
             prediction = self.survey.predict(scheme)
-            found.append(Row(scheme, prediction, baseline / prediction.seconds, self._break_even(scheme)))
+            found.append(AdviceRow(scheme, prediction, baseline / prediction.seconds, self._break_even(scheme)))
         return sorted(found, key=lambda row: row.prediction.seconds)
 
     def _break_even(self, scheme: str) -> float | None:
@@ -141,7 +139,7 @@ class Advice:
         return cache(lambda scheme, bandwidth: self.survey.predict(scheme, bandwidth).seconds)
 
     @cached_property
-    def best(self) -> Row:
+    def best(self) -> AdviceRow:
         """fp16, unless another is clearly faster; of those about as fast as the fastest, the one of most bytes."""
         fastest = self.rows[0].prediction.seconds
         rows = {row.scheme: row for row in self.rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +18,12 @@ from thinwire.lab.cost import survey
 from thinwire.lab.cost.advise import Advice, checked
 from thinwire.lab.cost.survey import Survey
 from thinwire.lab.network import links
-from thinwire.lab.network.network import Network
+from thinwire.lab.network.network import DEFAULT_NETWORK, Network
 from thinwire.lab.runs import launch
 from thinwire.lab.runs.launch import Place
-from thinwire.lab.tasks import tasks as task_specs
+from thinwire.lab.tasks.tasks import load_task
 
 DEFAULT_TASK = "mlp(width=1024)"
-DEFAULT_NETWORK = "auto:100mbit"
 CHECK_NETWORKS = ("none", "auto:1gbit", "auto:100mbit")
 CHECK_SCHEMES = (
     "fp32", "fp16", "qsgd(bits=4)", "tnq(bits=4)", "thc(bits=4)", "topk(density=0.01)", "topkc(density=0.1)",
@@ -35,7 +34,7 @@ WITHIN = 0.2
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
-def command(
+def advise_on_networks(
     *,
     task: str | None = None,
     params: str | None = None,
@@ -45,7 +44,7 @@ def command(
     workers: int | None = None,
     data: Path | None = None,
     check: bool = False,
-    json: Path | None = None,
+    json_file: Path | None = None,
     console: Console | None = None,
 ) -> list[Advice]:
     """Print advice for each network; under torchrun, for the group that it is. Mistakes raise ValueError first."""
@@ -67,8 +66,8 @@ def command(
     if check and found:
         console.print(check_table(found), highlight=False)
         console.print(check_sentence(found), highlight=False)
-    if json and found:
-        json.write_text(json_.dumps([advice.as_json() for advice in found], indent=1) + "\n")
+    if json_file and found:
+        json_file.write_text(json.dumps([advice.as_json() for advice in found], indent=1) + "\n")
     return found
 
 
@@ -92,7 +91,7 @@ def _model(
         if compute_seconds:
             raise ValueError("a task's computation is measured: --compute belongs to --params")
         spec = task or DEFAULT_TASK
-        task_specs.load(spec, data)
+        load_task(spec, data)
         return spec, _Look(survey.of_task, (spec, data, chosen, CHECK_STEPS if check else 0))
     if task is not None:
         raise ValueError(f"name one model: --task {task} or --params {params}")
@@ -116,7 +115,7 @@ def parameters(text: str) -> int:
 def _on_this_machine(look: _Look, workers: int, network: Network) -> Survey:
     """By processes of our own, over links of the lab."""
     with links.opened(network, workers) as opened:
-        return launch.gather(_worker, workers, look, network, namespaces=opened and opened.by_rank())[0]
+        return launch.on_ranks(_worker, workers, look, network, namespaces=opened and opened.by_rank())[0]
 
 
 def _worker(place: Place, look: _Look, network: Network) -> Survey:

@@ -1,8 +1,8 @@
 """`thinwire simulate`: what schemes would cost with more workers than there are, on paper.
 
-Seconds and bytes: the schemes are rehearsed as one of n workers (see `rehearse`: the real exchange's code, one worker's
-part of it, on this machine, one thread), and the step is played by the cost model (see `cost`) over a link on paper:
-every worker on a machine of its own, all links alike. Messages travel as gloo's do: an all-reduce is a ring, 2 (n - 1)
+Seconds and bytes: every scheme is rehearsed as one of n workers (see `rehearsal`: one worker's part of the real
+exchange's code, on this machine, one thread), and the step is replayed (see `model`) over a link on paper: every worker
+on a machine of its own, all links alike. Messages travel as gloo's do: an all-reduce is a ring, 2 (n - 1)
 hops one after the other; an all-gather is a ring of n - 1; in an all-to-all all sends are under way at once. Workers
 are equally fast: what waiting for the slowest of thousands costs is not in it.
 
@@ -45,7 +45,7 @@ ERROR_BATCH = 8
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalePoint:
     """One scheme at one number of workers."""
 
     scheme: str
@@ -63,9 +63,9 @@ class Study:
     compute_seconds: float
     bits_per_second: float
     latency_seconds: float  # of one hop
-    points: list[Point]
+    points: list[ScalePoint]
 
-    def of(self, scheme: str) -> list[Point]:
+    def of(self, scheme: str) -> list[ScalePoint]:
         return [point for point in self.points if point.scheme == scheme]
 
     @property
@@ -106,13 +106,13 @@ def simulate(
     points = []
     for scheme in schemes:
         on_scheme(scheme)
-        (rehearsed,) = launch.gather(_in_a_group, 1, parameters, scheme, counts)
+        (rehearsed,) = launch.on_ranks(_in_a_group, 1, parameters, scheme, counts)
         errors = _errors(scheme, gradients, counts)
         for count in counts:
             steps, extrapolated = rehearsed[count]
             link = paper_link(count, bits_per_second, latency_seconds)
             steps = [step.computing(compute_seconds) for step in steps]
-            points.append(Point(scheme, count, predict(steps, link, host), extrapolated, errors.get(count)))
+            points.append(ScalePoint(scheme, count, predict(steps, link, host), extrapolated, errors.get(count)))
     return Study(parameters, compute_seconds, bits_per_second, latency_seconds, points)
 
 
@@ -205,12 +205,12 @@ def _errors(scheme: str, gradients: Sequence[Named], counts: Sequence[int]) -> d
         if count > len(gradients) or seconds * (count / before) ** 2 > AFFORDABLE_SECONDS * ERROR_STEPS:
             break
         began = time.perf_counter()
-        found[count] = vnmse(scheme, gradients[:count])
+        found[count] = settled_vnmse(scheme, gradients[:count])
         seconds = time.perf_counter() - began
     return found
 
 
-def vnmse(scheme: str, gradients: Sequence[Named]) -> float:
+def settled_vnmse(scheme: str, gradients: Sequence[Named]) -> float:
     """|X - Xhat|^2 / |X|^2 of the workers' mean gradient X and what the scheme makes of it."""
     simulation = Simulation(scheme, workers=len(gradients), feedback=False)
     *_, estimate = (simulation.reduce(gradients) for _ in range(ERROR_STEPS))

@@ -21,7 +21,7 @@ from thinwire.lab.cost import link as links
 from thinwire.lab.cost.model import BucketTrace, Host, Link, Prediction, Step
 from thinwire.lab.cost.rehearsal import Barrier, perform, rehearse
 from thinwire.lab.cost.replay import predict
-from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks.tasks import load_task
 
 STEPS = 6  # rehearsed for every scheme, by every worker
 MEETINGS = 12
@@ -43,7 +43,7 @@ class Survey:
     def predict(self, scheme: str, bits_per_second: float | None = None) -> Prediction:
         """A step under `scheme`, over the link as it is or at another bandwidth.
 
-        A step in which workers meet, and exchange nothing, takes longer for real than when it is played: no two
+        A step in which workers meet, and exchange nothing, takes longer for real than in the replay: no two
         workers are equally fast, and all wait for the slowest. Every scheme is given that time on top.
         """
         link = self.link if bits_per_second is None else self.link.at(bits_per_second, self.host)
@@ -91,14 +91,14 @@ def survey(
             performed[scheme] = mean(real(scheme, performed_steps))
             steps[scheme] += rehearsed(scheme)  # before and after, so that what disturbs the machine disturbs both
 
-    told = all_gather_objects((meeting, mean(met), steps, performed), group)
+    everybody = all_gather_objects((meeting, mean(met), steps, performed), group)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Survey(
         parameters, workers, link, host,
-        meeting=slowest([each[0] for each in told]),
-        meeting_seconds=mean(each[1] for each in told),
-        steps={scheme: slowest([each[2][scheme] for each in told]) for scheme in schemes},
-        performed={scheme: mean(each[3][scheme] for each in told) for scheme in performed},
+        meeting=slowest([each[0] for each in everybody]),
+        meeting_seconds=mean(each[1] for each in everybody),
+        steps={scheme: slowest([each[2][scheme] for each in everybody]) for scheme in schemes},
+        performed={scheme: mean(each[3][scheme] for each in everybody) for scheme in performed},
     )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def of_task(
     exchange: Callable[[], AllReduce], spec: str, data: Path | None, schemes: Sequence[str], performed_steps: int
 ) -> Survey:
     """Survey the default group, each worker training its shard of a task of the lab."""
-    task = tasks.load(spec, data)
+    task = load_task(spec, data)
     torch.manual_seed(0)
     model = DistributedDataParallel(task.model())
     optimizer = task.optimizer(model.parameters())
@@ -151,7 +151,7 @@ def of_task(
 def of_size(
     exchange: Callable[[], AllReduce], parameters: int, compute_seconds: float, schemes: Sequence[str]
 ) -> Survey:
-    """Survey the default group on a model that is nothing but matrices, said to compute for `compute_seconds`."""
+    """Survey the default group on a model that is nothing but matrices, taken to compute for `compute_seconds`."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Matrices(parameters))
 

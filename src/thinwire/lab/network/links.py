@@ -5,18 +5,17 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from thinwire.exchange.transport import Transport
-from thinwire.lab.network import network as networks
 from thinwire.lab.network import shaped
-from thinwire.lab.network.network import Network
+from thinwire.lab.network.network import Network, parse_network, resolve
 from thinwire.lab.network.paced import Pace, Paced
 from thinwire.lab.network.shaped import Shaped
 
 
 def resolved(text: str, workers: int) -> Network:
     """The network that `text` describes, as this machine can have it."""
-    network = networks.parse(text)
+    network = parse_network(text)
     network.check(workers)
-    return networks.resolve(network, shaped.why_not() if network.mode in ("shaped", "auto") else None)
+    return resolve(network, shaped.why_not() if network.mode in ("shaped", "auto") else None)
 
 
 def opened(network: Network, workers: int, servers: int = 0) -> AbstractContextManager[Shaped | None]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+DEFAULT_NETWORK = "auto:100mbit"
 MODES = ("none", "shaped", "paced", "auto")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -75,7 +76,7 @@ class Network:
         return f"{self.mode}:{','.join(parts)}"
 
 
-def parse(text: str) -> Network:
+def parse_network(text: str) -> Network:
     """The network that `text` describes (see above)."""
     mode, _, rest = text.strip().partition(":")
     if mode not in MODES:

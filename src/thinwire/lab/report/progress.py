@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.lab.report.table import score_text
-from thinwire.lab.runs.record import Plan, Point, Run
+from thinwire.lab.runs.record import CurvePoint, Run, RunPlan
 
 ROWS = 20  # as many runs as a terminal shows at a time
 
@@ -19,11 +19,11 @@ ROWS = 20  # as many runs as a terminal shows at a time
 class LiveTable:
     """Shows plans turning into runs. On a terminal it is redrawn in place; elsewhere it is a line per run."""
 
-    def __init__(self, plans: Sequence[Plan], console: Console):
+    def __init__(self, plans: Sequence[RunPlan], console: Console):
         self._plans = plans
         self._console = console
         self._finished: list[Run] = []
-        self._point: Point | None = None
+        self._point: CurvePoint | None = None
         self._steps = 1
         self._metric = ""
         self._live = Live(self, console=console, refresh_per_second=4, transient=True)
@@ -39,7 +39,7 @@ class LiveTable:
     def started(self, steps: int, metric: str) -> None:
         self._steps, self._metric, self._point = steps, metric, None
 
-    def advanced(self, point: Point) -> None:
+    def advanced(self, point: CurvePoint) -> None:
         self._point = point
 
     def finished(self, run: Run) -> None:
@@ -47,7 +47,7 @@ class LiveTable:
         self._point = None
         if not self._console.is_terminal:
             self._console.print(
-                f"[{len(self._finished)}/{len(self._plans)}] {_told(run)}",
+                f"[{len(self._finished)}/{len(self._plans)}] {_summary(run)}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
@@ -89,7 +89,7 @@ class LiveTable:
         ]
 
 
-def _told(run: Run) -> str:
+def _summary(run: Run) -> str:
     head = f"{run.plan.task} {run.plan.name} over {run.plan.exchange} seed {run.plan.seed}: "
     if run.reason is not None:
         return head + f"failed: {run.reason}"

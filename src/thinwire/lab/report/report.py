@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from thinwire.lab.report import table
-from thinwire.lab.runs.record import Point, Record, Run
+from thinwire.lab.runs.record import CurvePoint, Record, Run
 
 # Okabe and Ito's colours: told apart with any colour vision. Used up, they come again with another dash. The baseline
 # is black and dashed, so that a line that it lies upon can still be seen.
@@ -30,7 +30,7 @@ class Axis:
 
     name: str
     title: str
-    value: Callable[[Point], float]
+    value: Callable[[CurvePoint], float]
 
 
 AXES = (
@@ -41,25 +41,25 @@ AXES = (
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """One task of one record, ready to be put on the page."""
 
     heading: str
     caption: str
-    rows: Sequence[table.Row]
+    rows: Sequence[table.SchemeRow]
     figures: dict[str, str]  # title: HTML
     lines: dict[str, dict[str, str]]  # label: how it is drawn
 
 
-def write(records: Sequence[Record], file: Path) -> None:
+def write_report(records: Sequence[Record], file: Path) -> None:
     """Put the comparisons on one page. It needs nothing but itself: no network, no other file."""
     sections = [_section(record, task) for record in records for task in _tasks(record)]
     if not sections:
         raise ValueError("there is no run to report on")
-    render("report.html", file, {"sections": sections, "table": table, "created": records[-1].created})
+    render_template("report.html", file, {"sections": sections, "table": table, "created": records[-1].created})
 
 
-def render(template: str, file: Path, values: dict[str, Any]) -> None:
+def render_template(template: str, file: Path, values: dict[str, Any]) -> None:
     """Write the page that a template makes of `values`, with plotly inside."""
     page = jinja2.Environment(
         loader=jinja2.PackageLoader("thinwire.lab.report", "templates"),
@@ -74,7 +74,7 @@ def _tasks(record: Record) -> list[str]:
     return list(dict.fromkeys(run.plan.task for run in record.runs))
 
 
-def _section(record: Record, task: str) -> Section:
+def _section(record: Record, task: str) -> PageSection:
     runs = [run for run in record.runs if run.plan.task == task]
     rows = [row for row in table.summarise(record) if row.task == task]
     lines = styles([row.label for row in rows], [row.label for row in rows if row.baseline])
@@ -89,7 +89,7 @@ def _section(record: Record, task: str) -> Section:
     steered = {label: group for label, group in curves.items() if group[0].plan.controller is not None}
     if steered:
         figures["Level over seconds"] = html(_curves(steered, lines, AXES[0], lambda point: point.level), len(steered))
-    return Section(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, lines)
+    return PageSection(f"{task}: {table.setting(record)}", table.caption(record), rows, figures, lines)
 
 
 def styles(labels: Sequence[str], baselines: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -110,7 +110,7 @@ def _scores(curves: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis
 
 
 def _curves(
-    groups: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis: Axis, value: Callable[[Point], float]
+    groups: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis: Axis, value: Callable[[CurvePoint], float]
 ) -> go.Figure:
     """A bold line per scheme, the mean over its seeds, with the single runs faint behind it."""
     figure = go.Figure()
@@ -135,7 +135,7 @@ def _curves(
     return figure
 
 
-def _phases(rows: Sequence[table.Row]) -> go.Figure:
+def _phases(rows: Sequence[table.SchemeRow]) -> go.Figure:
     """A bar per scheme, stacked from compute, encoding and waiting for the wire."""
     figure = go.Figure()
     done = [row for row in rows if row.runs]

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from thinwire.lab.cost.advise import bits
-from thinwire.lab.cost.simulate import Point, Study
+from thinwire.lab.cost.simulate import ScalePoint, Study
 from thinwire.lab.report import report
 from thinwire.lab.report.table import BASELINE
 from thinwire.lab.runs.record import Record
@@ -23,7 +23,7 @@ class Measure:
 
     title: str
     axis: str
-    value: Callable[[Point], float | None]
+    value: Callable[[ScalePoint], float | None]
 
 
 MEASURES = (
@@ -33,7 +33,7 @@ MEASURES = (
 )
 
 
-def setting(study: Study) -> str:
+def study_setting(study: Study) -> str:
     """What the study is of, in words."""
     return (
         f"{study.parameters / 1e6:.3g} M weights, {study.compute_seconds * 1e3:g} ms of computation, "
@@ -41,10 +41,10 @@ def setting(study: Study) -> str:
     )
 
 
-def render(study: Study) -> Table:
+def study_table(study: Study) -> Table:
     """Milliseconds a step at every number of workers; bytes and errors at the fewest and the most."""
     table = Table(
-        title=f"{setting(study)}: ms a step, MB sent per worker and step, vNMSE", title_justify="left",
+        title=f"{study_setting(study)}: ms a step, MB sent per worker and step, vNMSE", title_justify="left",
         title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, caption_justify="left",
         caption="on paper. ~: extrapolated in a straight line; (n): vNMSE of so many workers, all that were simulated",
     )  # fmt: skip
@@ -70,20 +70,26 @@ def render(study: Study) -> Table:
     return table
 
 
-def _mark(point: Point, value: float) -> str:
+def _mark(point: ScalePoint, value: float) -> str:
     """Three digits or all there are before the point, and ~ where they are extrapolated."""
     return "~" * point.extrapolated + (f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
 
 
-def write(study: Study, file: Path) -> None:
+def write_study(study: Study, file: Path) -> None:
     """The page: it needs nothing but itself."""
     about = Record({})
     lines = report.styles(study.schemes, [scheme for scheme in study.schemes if scheme == BASELINE])
     caption = f"{about.machine['cores']} cores of {about.machine['cpu']}; torch {about.versions['torch']}"
     figures = {measure.title: report.html(_figure(study, measure, lines), len(study.schemes)) for measure in MEASURES}
     rows = [study.of(scheme) for scheme in study.schemes]
-    page = {"heading": setting(study), "caption": caption, "figures": figures, "workers": study.workers, "rows": rows}
-    report.render("simulate.html", file, page | {"created": about.created, "mark": _mark})
+    page = {
+        "heading": study_setting(study),
+        "caption": caption,
+        "figures": figures,
+        "workers": study.workers,
+        "rows": rows,
+    }
+    report.render_template("simulate.html", file, page | {"created": about.created, "mark": _mark})
 
 
 def _figure(study: Study, measure: Measure, lines: dict[str, dict[str, str]]) -> go.Figure:
@@ -105,5 +111,5 @@ def _figure(study: Study, measure: Measure, lines: dict[str, dict[str, str]]) ->
     return figure
 
 
-def _drawn_open(point: Point, measure: Measure) -> bool:
+def _drawn_open(point: ScalePoint, measure: Measure) -> bool:
     return point.extrapolated and measure is not MEASURES[2]

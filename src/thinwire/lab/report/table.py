@@ -1,4 +1,4 @@
-"""From runs to a judgement: a row per task, scheme and exchange; seconds to the target against fp16 over allreduce."""
+"""From runs to verdicts: a row per task, scheme and exchange; seconds to the target against fp16 over allreduce."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT_SHARE = 0.01  # the same for other metrics, as a share of the baseline's
 
 
 @dataclass(frozen=True)
-class Row:
+class SchemeRow:
     """What all seeds of a scheme on a task came to. Per-step figures are means over runs; None: not known."""
 
     task: str
@@ -60,7 +60,7 @@ class Row:
         return {"compute": self.compute_seconds, "encode": self.encode_seconds, "wire": self.wire_seconds}
 
 
-def summarise(record: Record) -> list[Row]:
+def summarise(record: Record) -> list[SchemeRow]:
     """A row per task, exchange and scheme, in the order of the comparison."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in record.runs:
@@ -69,8 +69,8 @@ def summarise(record: Record) -> list[Row]:
     rows = []
     for (task, *_), row in plain.items():
         fp16, fp32 = (plain.get((task, "allreduce", scheme)) for scheme in ("fp16", "fp32"))
-        against = Row(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
-        rows.append(Row(**{**vars(against), "verdict": _verdict(against, fp16)}))
+        against = SchemeRow(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
+        rows.append(SchemeRow(**{**vars(against), "verdict": _verdict(against, fp16)}))
     return rows
 
 
@@ -79,7 +79,7 @@ def label(record: Record, run: Run) -> str:
     return f"{run.plan.name} over {run.plan.exchange}" if len(record.config["exchanges"]) > 1 else run.plan.name
 
 
-def _row(runs: list[Run], label: str) -> Row:
+def _row(runs: list[Run], label: str) -> SchemeRow:
     done = [run for run in runs if run.reason is None]
 
     def per_step(name: str) -> float | None:
@@ -88,7 +88,7 @@ def _row(runs: list[Run], label: str) -> Row:
     step_seconds = per_step("seconds")
     vnmse = mean(run.totals["vnmse"] for run in done) if done else None
     first = runs[0]
-    return Row(
+    return SchemeRow(
         task=first.plan.task,
         scheme=first.plan.name,
         exchange=first.plan.exchange,
@@ -109,13 +109,13 @@ def _row(runs: list[Run], label: str) -> Row:
     )
 
 
-def _speedup(row: Row, other: Row | None) -> float | None:
+def _speedup(row: SchemeRow, other: SchemeRow | None) -> float | None:
     if other is None or row.mean_seconds is None or other.mean_seconds is None:
         return None
     return other.mean_seconds / row.mean_seconds
 
 
-def _verdict(row: Row, baseline: Row | None) -> str:
+def _verdict(row: SchemeRow, baseline: SchemeRow | None) -> str:
     """One sentence: does it pay, here?"""
     target = f"the target of {score_text(row.metric, row.target)}"
     if not row.runs:
@@ -130,8 +130,8 @@ def _verdict(row: Row, baseline: Row | None) -> str:
     if row.baseline:
         return f"The baseline: {target} after {row.mean_seconds:.1f} s."
     if baseline is None or not baseline.runs:
-        told = f"Reached {target} after {row.mean_seconds:.1f} s"
-        return f"{told}; without a run of {BASELINE} over allreduce there is no verdict."
+        reached = f"Reached {target} after {row.mean_seconds:.1f} s"
+        return f"{reached}; without a run of {BASELINE} over allreduce there is no verdict."
     if row.speedup_fp16 is None:
         return f"Pays here: reached {target} after {row.mean_seconds:.1f} s; {baseline.label} did not always."
 
@@ -145,7 +145,7 @@ def _verdict(row: Row, baseline: Row | None) -> str:
     return f"Does not pay here: reaches {target} {how} {baseline.label}; most of a step goes into {bound}."
 
 
-def _lost(row: Row, baseline: Row) -> str:
+def _lost(row: SchemeRow, baseline: SchemeRow) -> str:
     """How much worse the row ends than the baseline, in words; empty: not worth mentioning."""
     assert row.score is not None and baseline.score is not None
     worse = baseline.score - row.score if row.rising else row.score - baseline.score
@@ -154,7 +154,7 @@ def _lost(row: Row, baseline: Row) -> str:
     return f"at {row.score:.3g} instead of {baseline.score:.3g}" if worse > KEPT_SHARE * abs(baseline.score) else ""
 
 
-def render(record: Record, rows: Sequence[Row]) -> Table:
+def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
     """The final table, for a terminal of 80 columns."""
     several = len({row.task for row in rows}) > 1
     over = len(record.config["exchanges"]) > 1
@@ -184,10 +184,10 @@ def render(record: Record, rows: Sequence[Row]) -> Table:
             *head,
             target_text(row),
             score_text(row.metric, row.score, short=True),
-            number(row.steps_per_second, ".2f"),
-            number(row.bytes_per_step, ".3g", 1e-6),
-            number(row.vnmse, ".0e"),
-            "+".join(number(seconds, ".0f", 1e3) for seconds in row.phases.values()),
+            number_text(row.steps_per_second, ".2f"),
+            number_text(row.bytes_per_step, ".3g", 1e-6),
+            number_text(row.vnmse, ".0e"),
+            "+".join(number_text(seconds, ".0f", 1e3) for seconds in row.phases.values()),
             Text(times(row.speedup_fp16), style="bold green" if paying else ""),
             times(row.speedup_fp32),
         )
@@ -229,19 +229,19 @@ def surplus(run: Run) -> float:
 
 def _ledger_check(record: Record) -> list[str]:
     """Whether the counted bytes are the sent bytes: over all runs, and at most."""
-    counted = [run for run in record.runs if run.totals.get("ledger_bytes")]
-    if not counted:
+    metered = [run for run in record.runs if run.totals.get("ledger_bytes")]
+    if not metered:
         return []
     names = ("ledger_bytes", "ledger_overhead_bytes", "interface_payload_bytes")
-    booked, headers, seen = (sum(run.totals[name] for run in counted) for name in names)
-    worst = max(counted, key=lambda run: abs(surplus(run)))
+    counted, headers, seen = (sum(run.totals[name] for run in metered) for name in names)
+    worst = max(metered, key=lambda run: abs(surplus(run)))
     return [
-        f"the interfaces sent {seen / (booked + headers) - 1:+.1%} against the ledger's bytes and gloo's headers "
-        f"({headers / booked:.1%} of them); at most {surplus(worst):+.1%}, under {label(record, worst)}"
+        f"the interfaces sent {seen / (counted + headers) - 1:+.1%} against the ledger's bytes and gloo's headers "
+        f"({headers / counted:.1%} of them); at most {surplus(worst):+.1%}, under {label(record, worst)}"
     ]
 
 
-def target_text(row: Row) -> str:
+def target_text(row: SchemeRow) -> str:
     """Mean and standard deviation of the seconds to the target, if every run reached it."""
     if row.mean_seconds is None:
         return "not reached"
@@ -257,7 +257,7 @@ def score_text(metric: str, score: float | None, *, short: bool = False) -> str:
     return f"{score:.3g}" if short else f"{score:.3g} {metric}"
 
 
-def number(value: float | None, form: str, scale: float = 1.0) -> str:
+def number_text(value: float | None, form: str, scale: float = 1.0) -> str:
     return "" if value is None else format(value * scale, form)
 
 

@@ -17,7 +17,7 @@ from thinwire.lab.tasks.datasets import Dataset, Examples
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GossipRun:
     accuracy: float  # of the mean of all replicas, in percent
     bytes_per_step: float  # sent by one worker to all its neighbours, mean over workers and steps
     seconds: float  # wall time of the whole run, all workers together on this machine
@@ -36,15 +36,15 @@ class Training:
     rate: float = 0.05
     momentum: float = 0.9
 
-    def run(self, mixer: str | None, seed: int) -> Outcome:
+    def run(self, mixer: str | None, seed: int) -> GossipRun:
         """Train one replica per node with `mixer`; None: all-reduce, where all workers share one model."""
         began = time.perf_counter()
         workers = self.graph.nodes
         shards = [self.dataset.train.shard(worker, workers, seed=seed, skew=self.skew) for worker in range(workers)]
         feeds = [shard.batches(self.batch, seed=seed * workers + worker) for worker, shard in enumerate(shards)]
-        judged, sent = self._all_reduce(feeds, seed) if mixer is None else self._gossip(feeds, mixer, seed)
-        accuracy, diverged = _accuracy(judged, self.dataset.test), not _finite(judged.state_dict())
-        return Outcome(accuracy, sent, time.perf_counter() - began, diverged)
+        trained, sent = self._all_reduce(feeds, seed) if mixer is None else self._gossip(feeds, mixer, seed)
+        accuracy, diverged = _accuracy(trained, self.dataset.test), not _finite(trained.state_dict())
+        return GossipRun(accuracy, sent, time.perf_counter() - began, diverged)
 
     def _gossip(self, feeds: list[Iterator[Examples]], mixer: str, seed: int) -> tuple[nn.Module, float]:
         """All replicas lie in one tensor per parameter: one vectorised call makes all their gradients."""

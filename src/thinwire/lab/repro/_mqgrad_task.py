@@ -1,4 +1,4 @@
-"""What the runs of `thinwire repro mqgrad` have in common: model, examples, the ladder of widths, the judging."""
+"""What the runs of `thinwire repro mqgrad` have in common: model, examples, the ladder of widths, the evaluation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
 from thinwire.lab.tasks import datasets
-from thinwire.schemes import register
 from thinwire.schemes.cast import FP16
 from thinwire.schemes.qsgd import QSGD
 
 WORKERS, BATCH = 2, 32
 RATE, MOMENTUM = 0.1, 0.9
 MENU = (2, 4, 8, 16)
-JUDGED_EVERY = 5  # steps
-SMOOTHED_OVER = 4  # judged losses: a lucky one is not a target reached
+EVALUATE_EVERY = 5  # steps
+SMOOTHED_OVER = 4  # evaluated losses: a lucky one is not a target reached
 
 
-@register
 @dataclass(frozen=True)
 class Ladder(Codec):
     """QSGD at 2, 4 and 8 bits, half precision at 16: one knob over the whole range."""
@@ -56,13 +54,13 @@ def _rung(level: float) -> Codec:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServedRun:
     """What became of a run."""
 
-    curve: tuple[tuple[float, float], ...]  # at every judged step: seconds of training so far, smoothed loss
+    curve: tuple[tuple[float, float], ...]  # at every evaluated step: seconds of training so far, smoothed loss
     levels: tuple[float, ...]  # one per step
     accuracy: float  # at the end, on the test images
-    controller_seconds: float  # what the controller's own thinking took
+    controller_seconds: float  # what the controller itself took
 
     def seconds_to(self, target: float) -> float:
         """Infinite where the loss never came down to the target."""
@@ -96,7 +94,7 @@ def batches(seed: int, worker: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def judge(seed: int, snapshots: Sequence[Tensor]) -> tuple[list[float], float]:
+def evaluate(seed: int, snapshots: Sequence[Tensor]) -> tuple[list[float], float]:
     """For every snapshot of the weights the loss on the first 1,000 training images, smoothed; the last one's accuracy
     on the test images."""
     images, labels, tests, answers = examples()

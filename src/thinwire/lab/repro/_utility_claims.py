@@ -1,4 +1,4 @@
-"""What `repro utility` compares, and what can be claimed of the outcome."""
+"""What `repro utility` compares, and what can be claimed of the result."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import combinations
 from statistics import stdev
 
 from thinwire.lab.report import table
-from thinwire.lab.report.table import Row, times
+from thinwire.lab.report.table import SchemeRow, times
 from thinwire.lab.repro.claims import Claim
 
 CLOSE = 1.25  # "about the same" vNMSE: at most this many times
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A scheme, and the bits per coordinate in what one worker says (in the sum, where sums are wider)."""
+class Candidate:
+    """A scheme, and the bits per coordinate in what one worker sends (in the sum, where sums are wider)."""
 
     name: str
     bits: float
@@ -29,22 +29,22 @@ class Contender:
         return f"{self.name}, {self.bits:g} bit{'s' * (self.bits != 1)}"
 
 
-FP32, FP16 = Contender("fp32", 32, "fp32", quick=True), Contender("fp16", 16, "fp16", quick=True)
+FP32, FP16 = Candidate("fp32", 32, "fp32", quick=True), Candidate("fp16", 16, "fp16", quick=True)
 TOPK, TOPKC, POWERSGD, TNQ = "Top-k", "TopKC", "PowerSGD", "TNQ"
 THC, FULL, SATURATING = "THC", "THC, full rotation", "THC, saturating"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a contender: its runs, and its error on gradients of the same task. A failed one is the worst."""
+class CandidateResult:
+    """What became of a candidate: its runs, and its error on gradients of the same task. A failed one is the worst."""
 
-    contender: Contender
-    row: Row
+    candidate: Candidate
+    row: SchemeRow
     vnmse: float  # of one step's mean, without error memory
 
     @property
     def title(self) -> str:
-        return self.contender.title
+        return self.candidate.title
 
     @property
     def seconds(self) -> float:
@@ -65,42 +65,44 @@ class Outcome:
         return self.row.bytes_per_step or math.inf
 
 
-def claims_of(outcomes: Sequence[Outcome]) -> list[Claim]:
-    """The claims that these outcomes can decide."""
+def claims_of(results: Sequence[CandidateResult]) -> list[Claim]:
+    """The claims that these results can decide."""
     return [
-        *_chunk_claims(outcomes),
-        *_rotation_claims(outcomes),
-        *_saturation_claims(outcomes),
-        *_low_rank_claims(outcomes),
-        *_baseline_claims(outcomes),
-        *_proxy_claims(outcomes),
+        *_chunk_claims(results),
+        *_rotation_claims(results),
+        *_saturation_claims(results),
+        *_low_rank_claims(results),
+        *_baseline_claims(results),
+        *_proxy_claims(results),
     ]
 
 
-def _pairs(outcomes: Sequence[Outcome], first: str, second: str) -> list[tuple[Outcome, Outcome]]:
-    """Two kinds of contenders at equal bits."""
-    seconds = {each.contender.bits: each for each in outcomes if each.contender.name == second}
-    firsts = (each for each in outcomes if each.contender.name == first)
-    return [(each, seconds[each.contender.bits]) for each in firsts if each.contender.bits in seconds]
+def _pairs(
+    results: Sequence[CandidateResult], first: str, second: str
+) -> list[tuple[CandidateResult, CandidateResult]]:
+    """Two kinds of candidates at equal bits."""
+    seconds = {each.candidate.bits: each for each in results if each.candidate.name == second}
+    firsts = (each for each in results if each.candidate.name == first)
+    return [(each, seconds[each.candidate.bits]) for each in firsts if each.candidate.bits in seconds]
 
 
-def _sooner(first: Outcome, second: Outcome, text: str) -> Claim:
+def _sooner(first: CandidateResult, second: CandidateResult, text: str) -> Claim:
     measured = f"{seconds_text(first)} and {seconds_text(second)}, in seconds"
     return Claim(text, measured, "sooner", first.seconds < second.seconds)
 
 
-def seconds_text(outcome: Outcome) -> str:
+def seconds_text(result: CandidateResult) -> str:
     """To the target: the mean, and the deviation over the seeds."""
-    reached = [seconds for seconds in outcome.row.seconds_to_target if seconds is not None]
-    if not math.isfinite(outcome.seconds):
-        return f"in {len(reached)} of {len(outcome.row.seconds_to_target)} runs"
-    return f"{outcome.seconds:.2f}" + (f" ± {stdev(reached):.2f}" if len(reached) > 1 else "")
+    reached = [seconds for seconds in result.row.seconds_to_target if seconds is not None]
+    if not math.isfinite(result.seconds):
+        return f"in {len(reached)} of {len(result.row.seconds_to_target)} runs"
+    return f"{result.seconds:.2f}" + (f" ± {stdev(reached):.2f}" if len(reached) > 1 else "")
 
 
-def _chunk_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
+def _chunk_claims(results: Sequence[CandidateResult]) -> list[Claim]:
     claims = []
-    for chunks, entries in _pairs(outcomes, TOPKC, TOPK):
-        at = f"{chunks.contender.bits:g} bits: "
+    for chunks, entries in _pairs(results, TOPKC, TOPK):
+        at = f"{chunks.candidate.bits:g} bits: "
         claims += [
             Claim(
                 at + "Top-k has less vNMSE than TopKC",
@@ -119,9 +121,9 @@ def _chunk_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     return claims
 
 
-def _rotation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
+def _rotation_claims(results: Sequence[CandidateResult]) -> list[Claim]:
     claims = []
-    for partial, full in _pairs(outcomes, THC, FULL):
+    for partial, full in _pairs(results, THC, FULL):
         claims += [
             Claim(
                 "THC: the partial rotation spends less time on encoding than the full one",
@@ -140,9 +142,9 @@ def _rotation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     return claims
 
 
-def _saturation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
+def _saturation_claims(results: Sequence[CandidateResult]) -> list[Claim]:
     claims = []
-    specs = {each.contender.spec: each for each in outcomes}
+    specs = {each.candidate.spec: each for each in results}
     wide, narrow = specs.get("thc(bits=4, rotate=10)"), specs.get("thc(bits=4, rotate=10, saturate=True)")
     if wide and narrow:
         claims += [
@@ -160,10 +162,10 @@ def _saturation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
             ),
             _sooner(narrow, wide, "THC, 4-bit integers: saturation reaches the target sooner"),
         ]
-    for narrow, wide in _pairs(outcomes, SATURATING, THC):
+    for narrow, wide in _pairs(results, SATURATING, THC):
         claims.append(
             Claim(
-                f"THC, {narrow.contender.bits:g} bits in the sum: saturating sums have less vNMSE than small integers",
+                f"THC, {narrow.candidate.bits:g} bits in the sum: saturating sums have less vNMSE than small integers",
                 f"{narrow.vnmse:.2g} and {wide.vnmse:.2g}",
                 "less",
                 narrow.vnmse < wide.vnmse,
@@ -172,8 +174,8 @@ def _saturation_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     return claims
 
 
-def _low_rank_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
-    ranks = [each for each in outcomes if each.contender.name == POWERSGD]
+def _low_rank_claims(results: Sequence[CandidateResult]) -> list[Claim]:
+    ranks = [each for each in results if each.candidate.name == POWERSGD]
     if len(ranks) < 2:
         return []
     low, high = ranks[0], ranks[-1]
@@ -188,15 +190,15 @@ def _low_rank_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     ]
 
 
-def _baseline_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
-    compressed = compressed_of(outcomes)
+def _baseline_claims(results: Sequence[CandidateResult]) -> list[Claim]:
+    compressed = compressed_of(results)
 
     def paying(ratios: list[float | None]) -> int:
         return sum(ratio is not None and ratio >= table.WORTH for ratio in ratios)
 
     by_fp32 = paying([each.row.speedup_fp32 for each in compressed])
     by_fp16 = paying([each.row.speedup_fp16 for each in compressed])
-    [fp16] = (each for each in outcomes if each.contender == FP16)
+    [fp16] = (each for each in results if each.candidate == FP16)
     return [
         Claim(
             "fp32 is a weak baseline: fp16 alone reaches the target sooner",
@@ -213,8 +215,8 @@ def _baseline_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     ]
 
 
-def _proxy_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
-    compressed = compressed_of(outcomes)
+def _proxy_claims(results: Sequence[CandidateResult]) -> list[Claim]:
+    compressed = compressed_of(results)
     soonest = min(compressed, key=lambda each: each.seconds)
     exactest = min(compressed, key=lambda each: each.vnmse)
     fastest = max(compressed, key=lambda each: each.steps_per_second)
@@ -236,7 +238,7 @@ def _proxy_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     ]
 
 
-def _misled(compressed: Sequence[Outcome], proxy: str, order: Callable[[Outcome], float]) -> Claim:
+def _misled(compressed: Sequence[CandidateResult], proxy: str, order: Callable[[CandidateResult], float]) -> Claim:
     pairs = [(a, b) for a, b in combinations(compressed, 2) if a.seconds != b.seconds]
     wrong = sum((order(a) < order(b)) != (a.seconds < b.seconds) for a, b in pairs)
     return Claim(
@@ -247,5 +249,5 @@ def _misled(compressed: Sequence[Outcome], proxy: str, order: Callable[[Outcome]
     )
 
 
-def compressed_of(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [each for each in outcomes if each.contender not in (FP32, FP16)]
+def compressed_of(results: Sequence[CandidateResult]) -> list[CandidateResult]:
+    return [each for each in results if each.candidate not in (FP32, FP16)]

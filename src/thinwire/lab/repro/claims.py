@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-Progress = Callable[[str], None]  # is told, in words, what is being measured
+Progress = Callable[[str], None]  # called with what is being measured, in words
 
 NARROW = 12  # characters: a column of such cells is one of numbers or single words
 STYLE: Any = {

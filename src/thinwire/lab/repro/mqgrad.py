@@ -18,7 +18,7 @@ from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.repro import _mqgrad_task as task
 from thinwire.lab.repro import _served_mqgrad
-from thinwire.lab.repro._mqgrad_task import Outcome
+from thinwire.lab.repro._mqgrad_task import ServedRun
 from thinwire.lab.repro._served_mqgrad import Order
 from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 
@@ -33,7 +33,7 @@ WITHIN = 0.01  # of 16 bit's accuracy counts as the same
 LEARNER, LEARNER_CARRIED = "mqgrad(seed={seed})", "mqgrad(seed={seed}, policy={policy!r})"
 CARRIED = "mqgrad, carried over"
 FIXED = {f"{bits} bit": f"fixed(level={bits})" for bits in task.MENU}
-Outcomes = dict[str, list[Outcome]]
+RunsByPolicy = dict[str, list[ServedRun]]
 
 
 def policies(steps: int) -> dict[str, str]:
@@ -47,17 +47,17 @@ def policies(steps: int) -> dict[str, str]:
     }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
+def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """Every policy on the same seeds. Needs no `data`: the images are embedded. `quick` trains for half as long."""
     net = links.resolved(LINK, task.WORKERS)
     steps, earlier = (QUICK_STEPS, QUICK_EARLIER) if quick else (STEPS, EARLIER)
     with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
         policy = f"{folder}/policy.pt"
-        learn(policy, earlier, steps, net, progress)
-        return summary(measure(range(seeds), policy, steps, net, progress), net)
+        learn_policy(policy, earlier, steps, net, progress)
+        return summary(run_policies(range(seeds), policy, steps, net, progress), net)
 
 
-def learn(policy: str, runs: int, steps: int, net: Network, progress: Progress) -> None:
+def learn_policy(policy: str, runs: int, steps: int, net: Network, progress: Progress) -> None:
     """Run after run, each from what the last has learnt."""
     with links.opened(net, task.WORKERS, servers=1) as opened:
         namespaces = opened.by_rank(servers=1) if opened else None
@@ -65,28 +65,28 @@ def learn(policy: str, runs: int, steps: int, net: Network, progress: Progress) 
             progress(f"mqgrad: earlier runs, seed {seed}")
             spec = LEARNER if seed == EARLIER_SEEDS else LEARNER_CARRIED
             order = Order(spec.format(seed=seed, policy=policy), seed, steps, str(net), learnt=policy)
-            _served_mqgrad.train(order, namespaces)
+            _served_mqgrad.run_served(order, namespaces)
 
 
-def measure(seeds: Iterable[int], policy: str, steps: int, net: Network, progress: Progress) -> Outcomes:
+def run_policies(seeds: Iterable[int], policy: str, steps: int, net: Network, progress: Progress) -> RunsByPolicy:
     """policy: where the carried-over one lies."""
-    outcomes: Outcomes = {name: [] for name in policies(steps)}
+    outcomes: RunsByPolicy = {name: [] for name in policies(steps)}
     with links.opened(net, task.WORKERS, servers=1) as opened:
         namespaces = opened.by_rank(servers=1) if opened else None
         for seed in seeds:  # one seed after the other, so that a busy machine is busy for all policies
             for name, spec in policies(steps).items():
                 progress(f"mqgrad: {name}, seed {seed}")
                 order = Order(spec.format(seed=seed, policy=policy), seed, steps, str(net))
-                outcomes[name].append(_served_mqgrad.train(order, namespaces))
+                outcomes[name].append(_served_mqgrad.run_served(order, namespaces))
     return outcomes
 
 
-def targets(outcomes: Outcomes) -> list[float]:
+def targets(outcomes: RunsByPolicy) -> list[float]:
     """One per seed, by the rule above."""
     return [min(loss for _, loss in run.curve[: int(TARGET_AT * len(run.curve))]) for run in outcomes[EXACT]]
 
 
-def summary(outcomes: Outcomes, net: Network) -> Reproduction:
+def summary(outcomes: RunsByPolicy, net: Network) -> Reproduction:
     goals = targets(outcomes)
     seconds = {
         name: [run.seconds_to(goal) for run, goal in zip(runs, goals, strict=True)] for name, runs in outcomes.items()
@@ -102,7 +102,7 @@ def summary(outcomes: Outcomes, net: Network) -> Reproduction:
     return Reproduction(_claims(outcomes, seconds), [table])
 
 
-def _row(name: str, runs: list[Outcome], seconds: list[float]) -> tuple[str, ...]:
+def _row(name: str, runs: list[ServedRun], seconds: list[float]) -> tuple[str, ...]:
     reached = [each for each in seconds if math.isfinite(each)]
     accuracies = [run.accuracy for run in runs]
     return (
@@ -116,12 +116,12 @@ def _row(name: str, runs: list[Outcome], seconds: list[float]) -> tuple[str, ...
     )
 
 
-def _bits(runs: list[Outcome], *, first: bool) -> float:
+def _bits(runs: list[ServedRun], *, first: bool) -> float:
     quarter = len(runs[0].levels) // 4
     return fmean(level for run in runs for level in (run.levels[:quarter] if first else run.levels[-quarter:]))
 
 
-def _claims(outcomes: Outcomes, seconds: dict[str, list[float]]) -> list[Claim]:
+def _claims(outcomes: RunsByPolicy, seconds: dict[str, list[float]]) -> list[Claim]:
     to_target = {name: fmean(each) for name, each in seconds.items()}  # infinite if a seed never reached it
     accuracy = {name: fmean(run.accuracy for run in runs) for name, runs in outcomes.items()}
     best = min(FIXED, key=lambda name: to_target[name])

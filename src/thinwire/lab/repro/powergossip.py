@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thinwire.gossip import GossipSimulation, graphs
-from thinwire.lab.repro._gossip_training import Outcome, Training
+from thinwire.lab.repro._gossip_training import GossipRun, Training
 from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 from thinwire.lab.tasks import datasets
 
@@ -39,7 +39,7 @@ PEERS = {
 }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
+def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """What was measured, and the tables. `quick`: half the consensus, i.i.d. shards only, and nobody is tuned.
 
     data: where CIFAR-10 lies; the embedded images serve without it.
@@ -151,7 +151,7 @@ def _training_tables(
     shards = "label-skewed shards" if training.skew else "i.i.d. shards"
     untuned = round(training.graph.best_step, 3)
 
-    def measure(name: str, mixer: str | None) -> list[Outcome]:
+    def measure(name: str, mixer: str | None) -> list[GossipRun]:
         outcomes = []
         for seed in range(seeds):
             progress(f"training, {shards}: {name}, seed {seed}")
@@ -193,7 +193,7 @@ def _training_tables(
     return tables if grid else tables[:1]
 
 
-def _summary(outcomes: list[Outcome]) -> list[Any]:
+def _summary(outcomes: list[GossipRun]) -> list[Any]:
     """Mean accuracy, its standard deviation over seeds, bytes and seconds."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     return [
@@ -204,14 +204,14 @@ def _summary(outcomes: list[Outcome]) -> list[Any]:
     ]
 
 
-def _percent(outcomes: list[Outcome]) -> str:
+def _percent(outcomes: list[GossipRun]) -> str:
     """The mean accuracy; runs that diverged count with what guessing gives, and are named."""
     diverged = sum(outcome.diverged for outcome in outcomes)
     note = f" ({diverged} of {len(outcomes)} diverged)" if diverged else ""
     return f"{mean(outcome.accuracy for outcome in outcomes):.2f}{note}"
 
 
-def _on_par(power: str, peer: str, results: dict[str, list[Outcome]], shards: str) -> Claim:
+def _on_par(power: str, peer: str, results: dict[str, list[GossipRun]], shards: str) -> Claim:
     ahead = _ahead(results[power], results[peer])
     return Claim(
         claim=f"{power}, untuned, is on par with {peer}, {shards}",
@@ -221,7 +221,7 @@ def _on_par(power: str, peer: str, results: dict[str, list[Outcome]], shards: st
     )
 
 
-def _beats(power: str, peer: str, results: dict[str, list[Outcome]], shards: str) -> Claim:
+def _beats(power: str, peer: str, results: dict[str, list[GossipRun]], shards: str) -> Claim:
     ahead = _ahead(results[power], results[peer])
     return Claim(
         claim=f"{power}, untuned, beats {peer}, {shards}",
@@ -231,7 +231,7 @@ def _beats(power: str, peer: str, results: dict[str, list[Outcome]], shards: str
     )
 
 
-def _ahead(ours: list[Outcome], theirs: list[Outcome]) -> float:
+def _ahead(ours: list[GossipRun], theirs: list[GossipRun]) -> float:
     return mean(o.accuracy for o in ours) - mean(o.accuracy for o in theirs)
 
 

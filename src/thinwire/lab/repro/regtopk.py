@@ -17,7 +17,7 @@ from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 from thinwire.lab.tasks import datasets, models
 
 ROUNDS = (500, 1000, 1500)
-IMAGES_JUDGED = "RegTop-k, mu = 5"  # the authors' mu for images
+CLAIMED_FOR_IMAGES = "RegTop-k, mu = 5"  # the authors' mu for images
 TOY_STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 150)
 TOY_LOSSES = {
     "uncompressed": (0.3133, 0.2537, 0.2119, 0.1399, 0.0880, 0.0499, 0.0215, 0.0110, 0.0074),
@@ -25,7 +25,7 @@ TOY_LOSSES = {
 }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
+def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """What was measured, and the tables. `quick`: fewer densities, rounds and training steps."""
     claims: list[Claim] = []
     tables = [
@@ -217,7 +217,7 @@ def _image_table(quick: bool, data: Path | None, seeds: int, claims: list[Claim]
         for name, reached in scores.items():
             margins = [a - b for a, b in zip(reached, scores["Top-k"], strict=True)]
             rows.append([shards, name, _with_spread(reached, ""), _with_spread(margins, "+")])
-            if name == IMAGES_JUDGED:
+            if name == CLAIMED_FOR_IMAGES:
                 claims.append(_image_claim(f"{source}, shards {shards}, {steps} steps", margins))
     columns = ["workers' shards", "scheme", "test accuracy, %", "points against Top-k, seed by seed"]
     title = f"Small CNN on {source}, 8 workers, density 0.1%, {seeds} seeds"
@@ -226,7 +226,7 @@ def _image_table(quick: bool, data: Path | None, seeds: int, claims: list[Claim]
 
 def _image_claim(setting: str, margins: list[float]) -> Claim:
     return Claim(
-        claim=f"{setting}, {len(margins)} seeds: {IMAGES_JUDGED} ends above Top-k",
+        claim=f"{setting}, {len(margins)} seeds: {CLAIMED_FOR_IMAGES} ends above Top-k",
         measured=f"{_with_spread(margins, '+')} points",
         expected="above 0 (the authors: about 8 points, ResNet-18 on CIFAR-10)",
         holds=mean(margins) > 0,

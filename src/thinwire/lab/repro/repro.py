@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from thinwire.lab.repro.claims import Reproduction
 from thinwire.lab.runs.record import Record
 
-# Seeds of the quick and of the full version, unless told.
+# Seeds of the quick and of the full version, unless given.
 SEEDS = {"tnq": (2, 5), "regtopk": (2, 5), "utility": (1, 3), "powergossip": (2, 5), "mqgrad": (2, 5)}
 NAMES = tuple(SEEDS)
 
@@ -32,7 +32,7 @@ def run(
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task(each)
             count = seeds or SEEDS[each][not quick]
-            result: Reproduction = module.run(
+            result: Reproduction = module.reproduce(
                 quick, data, count, lambda text, bar=bar: progress.update(bar, description=text)
             )
         result.show(each, console)

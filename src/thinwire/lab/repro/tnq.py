@@ -17,9 +17,8 @@ from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
-from thinwire.lab.tasks import tasks
 from thinwire.lab.tasks.estimates import Named, compressed, mean_of, vnmse
-from thinwire.lab.tasks.tasks import Task
+from thinwire.lab.tasks.tasks import Task, load_task
 from thinwire.schemes import parse
 
 BITS = (2, 3, 4)
@@ -33,7 +32,7 @@ EXPECTED = {
 }
 
 
-def run(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
+def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """What was measured, and the tables. `quick`: fewer bits and steps in training. `data` is not needed."""
     claims: list[Claim] = []
     tables = [
@@ -163,7 +162,7 @@ def _sources(progress: Progress) -> dict[str, Named]:
         "Student-t(3)": {"x": torch.from_numpy(random.standard_t(3, 300_000)).float()},
     }
     text = Path(theory.__file__)  # any text will do, and this one is always there
-    for name, task in (("CNN", tasks.load("cnn")), ("transformer", tasks.load("text", text))):
+    for name, task in (("CNN", load_task("cnn")), ("transformer", load_task("text", text))):
         for steps in (0, 30):
             progress(f"gradients of the {name} after {steps} steps")
             sources[f"{name}, step {steps}"] = _gradients(task, steps)
@@ -193,7 +192,7 @@ COMMON = "unbiased errors average out over the workers; what truncation cuts fro
 
 def _training_table(quick: bool, seeds: int, claims: list[Claim], progress: Progress) -> Listing:
     steps = 40 if quick else 120
-    task = tasks.load("cnn")
+    task = load_task("cnn")
     rows: list[list[Any]] = []
 
     def measure(name: str, bits: int | str, spec: str, feedback: bool) -> tuple[list[float], float]:

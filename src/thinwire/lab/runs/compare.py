@@ -8,21 +8,20 @@ from pathlib import Path
 from rich.console import Console
 
 from thinwire import control
-from thinwire import schemes as registry
 from thinwire.lab.network import links, shaped
-from thinwire.lab.network.network import Network
-from thinwire.lab.report import report as reports
+from thinwire.lab.network.network import DEFAULT_NETWORK, Network
 from thinwire.lab.report import table
 from thinwire.lab.report.progress import LiveTable
-from thinwire.lab.runs import topology as ways
-from thinwire.lab.runs.record import Plan, Record
+from thinwire.lab.report.report import write_report
+from thinwire.lab.runs.record import Record, RunPlan
 from thinwire.lab.runs.run import execute
-from thinwire.lab.tasks import tasks as task_specs
+from thinwire.lab.runs.topology import misfit, parse_topology
+from thinwire.lab.tasks.tasks import load_task
+from thinwire.schemes import parse
 from thinwire.steering import Steering
 
 DEFAULT_TASKS = ("mlp(width=1024)",)
 DEFAULT_EXCHANGES = ("allreduce",)
-DEFAULT_NETWORK = "auto:100mbit"
 
 
 def compare(
@@ -54,12 +53,12 @@ def compare(
     """
     console = console or Console()
     net = _check(tasks, network, seeds, workers, steps, data)
-    contestants = _contestants(schemes, exchanges, controllers, workers)
+    candidates = _candidates(schemes, exchanges, controllers, workers)
     plans = [
-        Plan(task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller)
+        RunPlan(task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller)
         for seed in range(seeds)
         for task in tasks
-        for exchange, scheme, controller in contestants
+        for exchange, scheme, controller in candidates
     ]
     record = Record(
         {
@@ -70,14 +69,11 @@ def compare(
             "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
-    servers = max(ways.parse(exchange).server_count for exchange in record.config["exchanges"])
+    servers = max(parse_topology(exchange).server_count for exchange in record.config["exchanges"])
     try:
-        with (
-            links.opened(net, workers, servers) as opened,
-            LiveTable(plans, console) as live,
-        ):
+        with links.opened(net, workers, servers) as opened, LiveTable(plans, console) as live:
             for plan in plans:
-                task = task_specs.load(plan.task, data)
+                task = load_task(plan.task, data)
                 live.started(plan.steps or task.steps, task.metric.name)
                 record.runs.append(execute(plan, opened, live.advanced))
                 if json:
@@ -88,7 +84,7 @@ def compare(
     if json:
         record.save(json)
     if report and record.runs:
-        reports.write([record], report)
+        write_report([record], report)
     show(record, console)
     return record
 
@@ -99,7 +95,7 @@ def show(record: Record, console: Console) -> None:
     if not rows:
         console.print("interrupted before the first run was finished")
         return
-    console.print(table.render(record, rows))
+    console.print(table.comparison_table(record, rows))
     console.print()
     for row in rows:
         task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
@@ -117,7 +113,7 @@ def _check(
     if not tasks:
         raise ValueError("name at least one task")
     for task in tasks:
-        loaded = task_specs.load(task, data)
+        loaded = load_task(task, data)
         smallest = len(loaded.dataset.train) // workers
         if loaded.batch > smallest:
             raise ValueError(
@@ -126,7 +122,7 @@ def _check(
     return links.resolved(network, workers)
 
 
-def _contestants(
+def _candidates(
     schemes: Sequence[str], exchanges: Sequence[str], controllers: Sequence[str], workers: int
 ) -> list[tuple[str, str, str | None]]:
     """(exchange, scheme, controller) of every run of a seed, the baseline among them."""
@@ -135,25 +131,25 @@ def _contestants(
     if not exchanges:
         raise ValueError("name at least one exchange")
     found: list[tuple[str, str, str | None]] = []
-    homeless = list(schemes)
+    unmatched = list(schemes)
     for exchange in exchanges:
-        way = ways.parse(exchange)
-        fitting = [scheme for scheme in schemes or way.defaults if way.takes(scheme)]
+        topology = parse_topology(exchange)
+        fitting = [scheme for scheme in schemes or topology.defaults if topology.takes(scheme)]
         if not fitting:
-            raise ValueError(ways.misfit(schemes[0], exchange))
-        homeless = [scheme for scheme in homeless if scheme not in fitting]
+            raise ValueError(misfit(schemes[0], exchange))
+        unmatched = [scheme for scheme in unmatched if scheme not in fitting]
         for scheme in fitting:
-            way.check(scheme, workers)
-            steered = [c for c in controllers if way.steered and registry.parse(scheme).knob is not None]
+            topology.check(scheme, workers)
+            steered = [c for c in controllers if topology.steered and parse(scheme).knob is not None]
             found += [(exchange, scheme, controller) for controller in (None, *steered)]
-    if homeless:
-        raise ValueError(ways.misfit(homeless[0], ", ".join(exchanges)))
+    if unmatched:
+        raise ValueError(misfit(unmatched[0], ", ".join(exchanges)))
     for controller in controllers:
         turned = [scheme for _, scheme, by in found if by == controller]
         if not turned:
             raise ValueError(f"controller {control.parse(controller).name} has nothing to turn: no scheme has a knob")
         for scheme in turned:
-            Steering(controller, registry.parse(scheme))
+            Steering(controller, parse(scheme))
     baseline = ("allreduce", table.BASELINE, None)
     return found if baseline in found else [baseline, *found]
 

@@ -1,6 +1,6 @@
 """The one place that starts processes: `ranks` of them carry out a function together, and nothing outlives the call.
 
-Every process computes on one thread, leaves Ctrl-C to its parent and dies with it. What it says, and how it ends, comes
+Every process computes on one thread, leaves Ctrl-C to its parent and dies with it. Its messages, and how it ended, come
 through a pipe; whoever failed first is the reason, for one process's end makes the others fail.
 """
 
@@ -31,7 +31,7 @@ from thinwire.lab.network import shaped
 
 # A process that dies is noticed at once, by its closed connections; a slow link is no reason to give up.
 PATIENCE_SECONDS = 2 * 3600.0
-GRACE_SECONDS = 2.0  # after the first failure that is heard of: so long we listen for one that came before it
+GRACE_SECONDS = 2.0  # after the first failure that is seen: so long we look for one that came before it
 CONTEXT = multiprocessing.get_context("forkserver")
 # Imported once, by the server that processes are forked from. DDP imports _dynamo on first use, which takes a second.
 PRELOAD = ("torch._dynamo", "thinwire.lab.runs.worker")
@@ -48,13 +48,13 @@ class Place:
     namespace: str | None  # of its link, where links are shaped
     pipe: Connection
 
-    def say(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """To the parent, while the function goes on."""
-        self._send("message", message)
+        self._put("message", message)
 
     @contextmanager
     def joined(self, timeout_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-        """In the namespace, if any, and in a group with the others, who meet by a file: no port to find, no traffic."""
+        """In the namespace, if any, and in a group, which a file brings together: no port to find, no traffic."""
         if self.namespace is not None:
             shaped.enter(self.namespace)
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -69,7 +69,7 @@ class Place:
         yield
         dist.destroy_process_group()
 
-    def _send(self, kind: str, content: Any) -> None:
+    def _put(self, kind: str, content: Any) -> None:
         self.pipe.send_bytes(pickle.dumps((kind, content)))  # by value: the sender may be gone when it is read
 
 
@@ -85,7 +85,7 @@ class Failure:
 
 @dataclass
 class Member:
-    """A started process, as its parent sees it. It has ended when it has said its result, or never will."""
+    """A started process, as its parent sees it. It has ended when it has sent its result, or never will."""
 
     rank: int
     process: BaseProcess
@@ -94,7 +94,7 @@ class Member:
     result: Any = None
     failure: Failure | None = None
 
-    def hear(self, on_message: Callable[[Any], object]) -> None:
+    def receive(self, on_message: Callable[[Any], object]) -> None:
         """Take the next message; the end of the pipe is the end of the process."""
         try:
             kind, content = pickle.loads(self.pipe.recv_bytes())
@@ -144,7 +144,7 @@ def listen(
     seconds: float | None = None,
     grace_seconds: float | None = GRACE_SECONDS,
 ) -> Failure | None:
-    """Take in what members say until all have ended; the first failure, if any.
+    """Take in what members send until all have ended; the first failure, if any.
 
     seconds: raise TimeoutError after so many.
     grace_seconds: after a failure, how much longer to listen to the others; None: to their end.
@@ -160,11 +160,11 @@ def listen(
             raise TimeoutError(f"ranks {[member.rank for member in waiting]} did not end in {seconds:g} s")
         for member in waiting:
             if member.pipe in ready:
-                member.hear(on_message)
+                member.receive(on_message)
     return min((member.failure for member in members if member.failure), key=lambda failure: failure.at, default=None)
 
 
-def gather(
+def on_ranks(
     function: Callable[..., Any],
     ranks: int,
     *arguments: Any,
@@ -185,10 +185,10 @@ def _main(place: Place, function: Callable[..., Any], arguments: tuple[Any, ...]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
-        place._send("result", function(place, *arguments))
+        place._put("result", function(place, *arguments))
     except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        place._send("failure", Failure(place.rank, time.monotonic(), f"failed: {reason}", traceback.format_exc()))
+        place._put("failure", Failure(place.rank, time.monotonic(), f"failed: {reason}", traceback.format_exc()))
         raise SystemExit(1) from None
 
 

@@ -77,18 +77,18 @@ class Probe:
 class Replicas:
     """Lets every worker hold, for a while, the mean of all workers' models."""
 
-    def __init__(self, model: nn.Module, file: Path, worker: int, workers: int, meet: Callable[[], object]):
+    def __init__(self, model: nn.Module, file: Path, worker: int, workers: int, wait_for_all: Callable[[], object]):
         floats = (buffer for buffer in model.buffers() if buffer.is_floating_point())
         self._tensors = [*(p.data for p in model.parameters() if p.requires_grad), *floats]
         self._rows = Rows(file, self._tensors, worker, workers)
-        self._meet = meet
+        self._wait_for_all = wait_for_all
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean inside, everybody's own again after it. All workers come here together."""
         for tensor, place in zip(self._tensors, self._rows.own, strict=True):
             place.copy_(tensor.reshape(-1))
-        self._meet()
+        self._wait_for_all()
         for tensor, mean in zip(self._tensors, self._rows.mean(), strict=True):
             tensor.copy_(mean.view(tensor.shape))
         try:

@@ -16,7 +16,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """One run to be made: task x scheme x exchange x network x seed. Over gossip, `scheme` is a mixer."""
 
     task: str
@@ -31,13 +31,13 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """What is run, in one word; the exchange is told beside it."""
+        """What is run, in one word; the exchange is named beside it."""
         return self.scheme if self.controller is None else f"{self.scheme} by {self.controller}"
 
 
 @dataclass(frozen=True)
-class Point:
-    """How far a run has come. Seconds are those of training, judging not counted.
+class CurvePoint:
+    """How far a run has come. Seconds are those of training, evaluation not counted.
 
     Bytes are those on the wire per worker: what one worker sends, and what servers send to it.
     """
@@ -56,35 +56,28 @@ class Run:
 
     `totals`, per worker, over the whole run: steps, seconds; bytes_sent, what servers sent to it included;
     compute_seconds, encode_seconds and wire_seconds, which add up to seconds (encode and wire count only where training
-    waited for them); vnmse, the mean of |X - Xhat|^2 / |X|^2 at the judged steps, X the exact mean gradient of the
+    waited for them); vnmse, the mean of |X - Xhat|^2 / |X|^2 at the evaluated steps, X the exact mean gradient of the
     step, Xhat what was applied (NaN where no common mean is applied). In shaped networks also, everything that workers
     and servers sent, divided by the workers: interface_bytes, as the kernel counts; interface_payload_bytes, without
     the headers of Ethernet, IP and TCP; what they should come to, ledger_bytes and ledger_overhead_bytes (gloo's own
     headers, by the number of messages).
     """
 
-    plan: Plan
+    plan: RunPlan
     metric: str
     rising: bool  # more of the metric is better
     target: float
     steps: int
-    curve: list[Point] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
     reason: str | None = None
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Training seconds until the first judged step that met the target; None: never."""
-        return self._first_to_target("seconds")
-
-    @property
-    def bytes_to_target(self) -> float | None:
-        return self._first_to_target("bytes_sent")
-
-    def _first_to_target(self, name: str) -> float | None:
+        """Training seconds until the first evaluated step that reached the target; None: never."""
         for point in self.curve:
             if point.score >= self.target if self.rising else point.score <= self.target:
-                return getattr(point, name)
+                return point.seconds
         return None
 
 
@@ -122,9 +115,9 @@ class Record:
 
 
 def _run(read: dict[str, Any]) -> Run:
-    points = [Point(**{name: _number(value) for name, value in point.items()}) for point in read["curve"]]
+    points = [CurvePoint(**{name: _number(value) for name, value in point.items()}) for point in read["curve"]]
     totals = {name: _number(value) for name, value in read["totals"].items()}
-    return Run(**{**read, "plan": Plan(**read["plan"]), "curve": points, "totals": totals})
+    return Run(**{**read, "plan": RunPlan(**read["plan"]), "curve": points, "totals": totals})
 
 
 def _without_nan(tree: Any) -> Any:

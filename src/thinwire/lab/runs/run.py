@@ -7,32 +7,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from thinwire.lab.network.shaped import Shaped
-from thinwire.lab.runs import launch, topology, worker
-from thinwire.lab.runs.record import Plan, Point, Run
-from thinwire.lab.runs.worker import Progress
-from thinwire.lab.tasks import tasks
+from thinwire.lab.runs import launch, worker
+from thinwire.lab.runs.record import CurvePoint, Run, RunPlan
+from thinwire.lab.runs.topology import parse_topology
+from thinwire.lab.runs.worker import PointShare
+from thinwire.lab.tasks.tasks import load_task
 
 
-def execute(plan: Plan, links: Shaped | None, on_point: Callable[[Point], None] = lambda point: None) -> Run:
+def execute(plan: RunPlan, links: Shaped | None, on_point: Callable[[CurvePoint], None] = lambda point: None) -> Run:
     """Carry out a plan. A worker that fails or is killed makes a run with a reason, not an exception.
 
     links: the namespaces to run in, for shaped networks.
     """
-    task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
+    task = load_task(plan.task, Path(plan.data) if plan.data else None)
     run = Run(plan, task.metric.name, task.metric.rising, task.target, plan.steps or task.steps)
-    servers = topology.parse(plan.exchange).server_count
-    heard: dict[int, list[Progress]] = defaultdict(list)
+    servers = parse_topology(plan.exchange).server_count
+    shares: dict[int, list[PointShare]] = defaultdict(list)
 
-    def on_progress(progress: Progress) -> None:
-        heard[progress.step].append(progress)
-        if len(heard[progress.step]) == plan.workers:
-            run.curve.append(_point(heard.pop(progress.step)))
+    def on_share(share: PointShare) -> None:
+        shares[share.step].append(share)
+        if len(shares[share.step]) == plan.workers:
+            run.curve.append(_point(shares.pop(share.step)))
             on_point(run.curve[-1])
 
     barrier = launch.CONTEXT.Barrier(plan.workers)
     namespaces = links.by_rank(servers) if links else None
-    with launch.started(worker.main, servers + plan.workers, plan, barrier, namespaces=namespaces) as members:
-        failure = launch.listen(members, on_message=on_progress)
+    with launch.started(worker.run_process, servers + plan.workers, plan, barrier, namespaces=namespaces) as members:
+        failure = launch.listen(members, on_message=on_share)
     if failure is None:
         totals = [member.result for member in members]
         run.totals = _totals(totals[servers:], totals[:servers])
@@ -49,9 +50,9 @@ def _totals(workers: Sequence[dict[str, float]], servers: Sequence[dict[str, flo
     return mean | {"vnmse": workers[0]["vnmse"]}  # worker 0 measures for all
 
 
-def _point(shares: list[Progress]) -> Point:
+def _point(shares: list[PointShare]) -> CurvePoint:
     workers = len(shares)
-    return Point(
+    return CurvePoint(
         step=shares[0].step,
         seconds=max(share.seconds for share in shares),
         bytes_sent=sum(share.bytes_sent for share in shares) / workers,

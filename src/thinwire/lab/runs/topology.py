@@ -1,4 +1,4 @@
-"""How the workers of a run talk, from text such as "allreduce", "server(servers=2)" or 'gossip(graph="ring")'."""
+"""How a run's workers are connected, from text such as "allreduce", "server(servers=2)" or 'gossip(graph="ring")'."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CASTS = ("fp32", "fp16", "bf16")  # how weights may come back
 
 
 @dataclass(frozen=True)
-class Exchange(ABC):
-    """What a run has to know of an exchange before it starts. `lab.sides` does the talking.
+class Topology(ABC):
+    """What a run has to know of an exchange before it starts; `trainers` make it.
 
     `defaults`: what is compared over it where nothing else is asked for.
     `steered`: a controller may turn a scheme's knob.
@@ -46,8 +46,8 @@ class Exchange(ABC):
 
 
 @dataclass(frozen=True)
-class Allreduce(Exchange):
-    """All workers are equal and talk by collectives."""
+class AllReduceTopology(Topology):
+    """All workers are equal and exchange by collectives."""
 
     defaults: ClassVar[tuple[str, ...]] = SCHEMES
 
@@ -59,7 +59,7 @@ class Allreduce(Exchange):
 
 
 @dataclass(frozen=True)
-class Server(Exchange):
+class ServerTopology(Topology):
     """Workers push to servers and pull from them; the servers are processes (and links) beside the workers.
 
     servers: how many; parameters are divided among them.
@@ -107,8 +107,8 @@ class Server(Exchange):
 
 
 @dataclass(frozen=True)
-class Gossip(Exchange):
-    """Everybody has weights of its own and mixes them with its neighbours'; the mean of all is judged.
+class GossipTopology(Topology):
+    """Everybody has weights of its own and mixes them with its neighbours'; the mean of all is evaluated.
 
     graph: who neighbours whom; see `thinwire.graphs`.
     """
@@ -150,12 +150,12 @@ GRAPHS: dict[str, Callable[[int], graphs.Graph]] = {
     "exponential": graphs.exponential,
     "hypercube": _hypercube,
 }
-KNOWN: dict[str, type[Exchange]] = {"allreduce": Allreduce, "server": Server, "gossip": Gossip}
+KNOWN: dict[str, type[Topology]] = {"allreduce": AllReduceTopology, "server": ServerTopology, "gossip": GossipTopology}
 
 
-def parse(text: str) -> Exchange:
+def parse_topology(text: str) -> Topology:
     """The exchange that `text` describes. Nothing is evaluated: options are literals."""
-    return specs.make(text, Exchange, KNOWN, kind="exchange", example="'allreduce' or 'server(servers=2)'")
+    return specs.make(text, Topology, KNOWN, kind="exchange", example="'allreduce' or 'server(servers=2)'")
 
 
 def is_mixer(scheme: str) -> bool:

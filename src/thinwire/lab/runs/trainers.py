@@ -1,8 +1,8 @@
-"""A worker's side of an exchange: what surrounds forward and backward in a step of a run.
+"""What surrounds forward and backward in a step of a run, for every topology.
 
-    side.begin(); loss = ... side.model(inputs) ...; loss.backward(); side.end(loss)
+    trainer.begin(); loss = ... trainer.model(inputs) ...; loss.backward(); trainer.end(loss)
 
-`judging` makes the model ready to be judged.
+`evaluating` makes the model ready to be evaluated.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from thinwire.ddp import attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.transport import Transport
-from thinwire.lab.network import links, network
-from thinwire.lab.runs import topology
+from thinwire.lab.network import links
+from thinwire.lab.network.network import parse_network
 from thinwire.lab.runs.launch import PATIENCE_SECONDS
 from thinwire.lab.runs.probe import Probe, Replicas
-from thinwire.lab.runs.record import Plan
+from thinwire.lab.runs.record import RunPlan
+from thinwire.lab.runs.topology import GossipTopology, ServerTopology, parse_topology
 from thinwire.lab.tasks.tasks import Task
 from thinwire.server import Role, ServerOptimizer
 
 
-class Side(ABC):
+class Trainer(ABC):
     """`probe` is None where no common mean gradient is applied, so that there is nothing to measure vNMSE on.
 
-    `in_step`: workers that were judged go on together, so that nobody's judging is somebody else's waiting.
+    `in_step`: workers go on together after an evaluation, so that nobody's evaluation is somebody else's waiting.
     """
 
     model: nn.Module  # to train
-    bare: nn.Module  # to judge
+    bare: nn.Module  # to evaluate
     probe: Probe | None = None
     in_step: ClassVar[bool] = True
 
@@ -51,7 +52,7 @@ class Side(ABC):
     @abstractmethod
     def end(self, loss: Tensor) -> None: ...
 
-    def judging(self) -> AbstractContextManager[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     @abstractmethod
@@ -63,72 +64,74 @@ class Side(ABC):
 
 
 @dataclass(frozen=True)
-class Desk:
+class RunContext:
     """What a worker has, whatever the exchange: its place in the run and a folder that all workers share."""
 
-    plan: Plan
+    plan: RunPlan
     task: Task
     worker: int
     folder: Path
-    meet: Callable[[], object]  # waits for all workers, off the network
+    wait_for_all: Callable[[], object]  # off the network
 
     @property
     def steps(self) -> int:
         return self.plan.steps or self.task.steps
 
     def transport(self, servers: int = 0) -> Transport:
-        return links.transport(network.parse(self.plan.network), self.worker, self.plan.workers, servers)
+        return links.transport(parse_network(self.plan.network), self.worker, self.plan.workers, servers)
 
     def falling(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Call it after every step: the learning rate falls linearly to zero."""
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.steps)).step
 
 
-def sit_down(desk: Desk, role: Role | None) -> Side:
-    """The side of the plan's exchange. `role`: what `thinwire.join` gave a worker of servers."""
-    exchange = topology.parse(desk.plan.exchange)
-    torch.manual_seed(desk.plan.seed)
-    if isinstance(exchange, topology.Gossip):
-        return Gossiping(desk, exchange)
-    if isinstance(exchange, topology.Server):
+def make_trainer(context: RunContext, role: Role | None) -> Trainer:
+    """The trainer of the plan's topology. `role`: what `thinwire.join` gave a worker of servers."""
+    topology = parse_topology(context.plan.exchange)
+    torch.manual_seed(context.plan.seed)
+    if isinstance(topology, GossipTopology):
+        return GossipTrainer(context, topology)
+    if isinstance(topology, ServerTopology):
         assert role is not None and role.exchange is not None
-        role.exchange.transport = desk.transport(exchange.servers)
-        if exchange.staleness is not None:
-            assert exchange.down is not None
-            return Trading(desk, role, exchange.down)
-        return Attached(desk, role.exchange, role.workers)
-    return Attached(desk, AllReduce(transport=desk.transport()), None)
+        role.exchange.transport = context.transport(topology.servers)
+        if topology.staleness is not None:
+            assert topology.down is not None
+            return AsyncTrainer(context, role, topology.down)
+        return DDPTrainer(context, role.exchange, role.workers)
+    return DDPTrainer(context, AllReduce(transport=context.transport()), None)
 
 
-def serve(desk: Desk, role: Role) -> dict[str, float]:
+def serve(context: RunContext, role: Role) -> dict[str, float]:
     """A server's whole work; its totals."""
-    exchange = topology.parse(desk.plan.exchange)
-    assert isinstance(exchange, topology.Server)
-    if exchange.staleness is None:
+    topology = parse_topology(context.plan.exchange)
+    assert isinstance(topology, ServerTopology)
+    if topology.staleness is None:
         return role.serve()
 
     def make(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = desk.task.optimizer(weights)
-        fall = desk.falling(optimizer)
+        optimizer = context.task.optimizer(weights)
+        fall = context.falling(optimizer)
         optimizer.register_step_post_hook(lambda *_: fall())
         return optimizer
 
-    return role.serve(optimizer=make, staleness=exchange.staleness)
+    return role.serve(optimizer=make, staleness=topology.staleness)
 
 
-class Attached(Side):
+class DDPTrainer(Trainer):
     """DistributedDataParallel with a wire: over all-reduce, or a parameter server with all workers in step."""
 
-    def __init__(self, desk: Desk, exchange: AllReduce | ParameterServer, group: dist.ProcessGroup | None):
-        plan = desk.plan
-        self.bare = desk.task.model()
+    def __init__(self, context: RunContext, exchange: AllReduce | ParameterServer, group: dist.ProcessGroup | None):
+        plan = context.plan
+        self.bare = context.task.model()
         self.model = model = DistributedDataParallel(self.bare, process_group=group)
         self.wire = attach(model, plan.scheme, exchange=exchange, controller=plan.controller, seed=plan.seed)
-        self._optimizer = desk.task.optimizer(self.model.parameters())
-        self._fall = desk.falling(self._optimizer)
-        self.probe = Probe(self.bare, desk.folder / "gradients", desk.worker, plan.workers)
+        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._fall = context.falling(self._optimizer)
+        self.probe = Probe(self.bare, context.folder / "gradients", context.worker, plan.workers)
+        self._level = self.wire.level
 
     def begin(self) -> None:
+        self._level = self.wire.level  # the step's own: a controller may turn the knob as soon as it has ended
         self._optimizer.zero_grad()
 
     def end(self, loss: Tensor) -> None:
@@ -137,21 +140,21 @@ class Attached(Side):
         self._fall()
 
     def stats(self) -> dict[str, float]:
-        return self.wire.stats()
+        return self.wire.stats() | {"level": self._level}
 
     def close(self) -> None:
         self.wire.close()
 
 
-class Trading(Side):
+class AsyncTrainer(Trainer):
     """An asynchronous server: a gradient up, weights down, and no waiting but what staleness asks for."""
 
     in_step = False  # workers that wait for each other would not be asynchronous, and could wait for ever
 
-    def __init__(self, desk: Desk, role: Role, down: str):
-        self.model = self.bare = desk.task.model()
-        self._optimizer = ServerOptimizer(self.model, desk.plan.scheme, role=role, down=down, seed=desk.plan.seed)
-        self._level = schemes.parse(desk.plan.scheme).level
+    def __init__(self, context: RunContext, role: Role, down: str):
+        self.model = self.bare = context.task.model()
+        self._optimizer = ServerOptimizer(self.model, context.plan.scheme, role=role, down=down, seed=context.plan.seed)
+        self._level = schemes.parse(context.plan.scheme).level
         self._seconds = 0.0
         self._dense = sum(4 * p.numel() for p in self.model.parameters() if p.requires_grad)
 
@@ -176,19 +179,21 @@ class Trading(Side):
         self._optimizer.close()
 
 
-class Gossiping(Side):
-    """Neighbours mix their weights while the gradient is computed; the mean of all replicas is judged."""
+class GossipTrainer(Trainer):
+    """Neighbours mix their weights while the gradient is computed; the mean of all replicas is evaluated."""
 
-    def __init__(self, desk: Desk, exchange: topology.Gossip):
-        plan = desk.plan
-        self.model = self.bare = desk.task.model()
+    def __init__(self, context: RunContext, topology: GossipTopology):
+        plan = context.plan
+        self.model = self.bare = context.task.model()
         self._gossip = gossip.Gossip(
-            self.model, exchange.among(plan.workers), plan.scheme, on_failure="stop", timeout_seconds=PATIENCE_SECONDS,
-            seed=plan.seed, transport=desk.transport(),
+            self.model, topology.among(plan.workers), plan.scheme, on_failure="stop", timeout_seconds=PATIENCE_SECONDS,
+            seed=plan.seed, transport=context.transport(),
         )  # fmt: skip
-        self._optimizer = desk.task.optimizer(self.model.parameters())
-        self._fall = desk.falling(self._optimizer)
-        self._replicas = Replicas(self.model, desk.folder / "replicas", desk.worker, plan.workers, desk.meet)
+        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._fall = context.falling(self._optimizer)
+        self._replicas = Replicas(
+            self.model, context.folder / "replicas", context.worker, plan.workers, context.wait_for_all
+        )
 
     def begin(self) -> None:
         self._optimizer.zero_grad()
@@ -199,7 +204,7 @@ class Gossiping(Side):
         self._optimizer.step()
         self._fall()
 
-    def judging(self) -> AbstractContextManager[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         return self._replicas.averaged()
 
     def stats(self) -> dict[str, float]:

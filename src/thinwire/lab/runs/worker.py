@@ -1,6 +1,6 @@
-"""One process of a run: a worker that trains, keeps the time and tells its parent how it goes, or a server.
+"""One process of a run: a worker that trains and keeps the time, or a server.
 
-The parent gets a `Progress` of a worker at every judged step, and everybody's totals (a dict) at the end.
+The parent gets a `PointShare` of a worker at every evaluated step, and everybody's totals (a dict) at the end.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.lab.network import shaped
-from thinwire.lab.runs import launch, topology
-from thinwire.lab.runs.launch import Place
+from thinwire.lab.runs.launch import PATIENCE_SECONDS, Place
 from thinwire.lab.runs.probe import Probe
-from thinwire.lab.runs.record import Plan
-from thinwire.lab.runs.trainers import Desk, serve, sit_down
-from thinwire.lab.tasks import tasks
+from thinwire.lab.runs.record import RunPlan
+from thinwire.lab.runs.topology import ServerTopology, parse_topology
+from thinwire.lab.runs.trainers import RunContext, make_trainer, serve
 from thinwire.lab.tasks.datasets import Examples
+from thinwire.lab.tasks.tasks import Task, load_task
 from thinwire.server import Role, join
 
 # gloo's own headers of one message: "I will send", "I am ready" and what goes before the bytes, 48 each. Measured on
@@ -31,8 +31,8 @@ GLOO_BYTES = 144
 
 
 @dataclass(frozen=True)
-class Progress:
-    """One worker's share of a Point."""
+class PointShare:
+    """One worker's share of a CurvePoint."""
 
     step: int
     seconds: float
@@ -43,68 +43,67 @@ class Progress:
     level: float
 
 
-def main(place: Place, plan: Plan, barrier: Barrier) -> dict[str, float]:
+def run_process(place: Place, plan: RunPlan, barrier: Barrier) -> dict[str, float]:
     """The whole life of one process of a run. The first ranks are the servers, if the exchange has any.
 
     What the lab itself needs passes by folder, barrier and pipe: the links carry training alone.
     """
-    exchange = topology.parse(plan.exchange)
+    topology = parse_topology(plan.exchange)
     with place.joined():
-        task = tasks.load(plan.task, Path(plan.data) if plan.data else None)
-        desk = Desk(plan, task, place.rank - exchange.server_count, place.folder, barrier.wait)
+        task = load_task(plan.task, Path(plan.data) if plan.data else None)
+        context = RunContext(plan, task, place.rank - topology.server_count, place.folder, barrier.wait)
         role = None
-        if isinstance(exchange, topology.Server):
-            down = "same" if exchange.staleness is not None else exchange.down
+        if isinstance(topology, ServerTopology):
+            down = "same" if topology.staleness is not None else topology.down
             role = join(
-                servers=exchange.servers,
-                down=down or "same",
-                on_failure="stop",
-                timeout_seconds=launch.PATIENCE_SECONDS,
+                servers=topology.servers, down=down or "same", on_failure="stop", timeout_seconds=PATIENCE_SECONDS
             )
         counted = place.namespace is not None
-        return _serve(desk, role, counted) if role and role.serves else _train(desk, role, place.say, counted)
+        return _serve(context, role, counted) if role and role.serves else _train(context, role, place.send, counted)
 
 
-def _serve(desk: Desk, role: Role, counted: bool) -> dict[str, float]:
+def _serve(context: RunContext, role: Role, counted: bool) -> dict[str, float]:
     meter = Meter(counted)
-    return meter.read(serve(desk, role))
+    return meter.read(serve(context, role))
 
 
-def _train(desk: Desk, role: Role | None, say: Callable[[Progress], None], counted: bool) -> dict[str, float]:
-    plan, task, worker = desk.plan, desk.task, desk.worker
+def _train(
+    context: RunContext, role: Role | None, send: Callable[[PointShare], None], counted: bool
+) -> dict[str, float]:
+    plan, task, worker = context.plan, context.task, context.worker
     shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
     batches = shard.batches(task.batch, seed=plan.seed * 1000 + worker)
-    exam = task.dataset.test.part(worker, plan.workers)
-    side = sit_down(desk, role)
+    test = task.dataset.test.part(worker, plan.workers)
+    trainer = make_trainer(context, role)
 
-    if side.in_step:
-        desk.meet()
+    if trainer.in_step:
+        context.wait_for_all()
     meter = Meter(counted)
-    before = side.stats()
+    before = trainer.stats()
     seconds = 0.0
-    for step in range(1, desk.steps + 1):
-        judged = task.judged(step, desk.steps)
-        with side.probe.watching() if judged and side.probe else nullcontext():
+    for step in range(1, context.steps + 1):
+        evaluated = task.evaluates(step, context.steps)
+        with trainer.probe.watching() if evaluated and trainer.probe else nullcontext():
             began = time.perf_counter()
             batch = next(batches)
-            side.begin()
-            loss = task.loss(side.model(batch.inputs), batch.targets)
+            trainer.begin()
+            loss = task.loss(trainer.model(batch.inputs), batch.targets)
             loss.backward()
-            side.end(loss)
+            trainer.end(loss)
             seconds += time.perf_counter() - began
-        if judged:
-            seconds -= side.probe.measure() if side.probe else 0.0
-            with side.judging():
-                scores = _scores(task, side.bare, exam)
-            stats = _since(before, side.stats())
+        if evaluated:
+            seconds -= trainer.probe.measure() if trainer.probe else 0.0
+            with trainer.evaluating():
+                scores = _scores(task, trainer.bare, test)
+            stats = _since(before, trainer.stats())
             sent, level = _on_wire(stats), stats["level"]
-            say(Progress(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
-            if side.in_step:
-                desk.meet()
+            send(PointShare(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
+            if trainer.in_step:
+                context.wait_for_all()
 
-    stats = _since(before, side.stats())
-    totals = _totals(stats, desk.steps, seconds, side.probe) | meter.read(stats)
-    side.close()
+    stats = _since(before, trainer.stats())
+    totals = _totals(stats, context.steps, seconds, trainer.probe) | meter.read(stats)
+    trainer.close()
     return totals
 
 
@@ -139,11 +138,11 @@ def _since(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
     return {name: value if name == "level" else value - before.get(name, 0.0) for name, value in now.items()}
 
 
-def _scores(task: tasks.Task, model: nn.Module, exam: Examples) -> Tensor:
+def _scores(task: Task, model: nn.Module, test: Examples) -> Tensor:
     """The metric of every example of this worker's part of the test."""
     model.eval()
     with torch.no_grad():
-        parts = [exam[slice(at, at + 256)] for at in range(0, len(exam), 256)]
+        parts = [test[slice(at, at + 256)] for at in range(0, len(test), 256)]
         values = torch.cat([task.metric.values(model(part.inputs), part.targets) for part in parts])
     model.train()
     return values

@@ -68,7 +68,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What to learn from and what to be judged on."""
+    """What to learn from, and what to evaluate on."""
 
     train: Examples
     test: Examples
@@ -113,7 +113,7 @@ def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Datase
     """Next-byte prediction on a text file (or a folder's train.txt).
 
     The text is cut into windows of `context` bytes; targets are the inputs moved on by one byte. The last
-    tenth is kept for judging, by `test_windows` windows spread evenly over it.
+    tenth is kept for testing, by `test_windows` windows spread evenly over it.
     """
     if source.is_dir():
         source = _folder_with(source, "wikitext-2", "train.txt") / "train.txt"

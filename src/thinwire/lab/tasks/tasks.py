@@ -1,4 +1,4 @@
-"""Tasks: a model, examples, a loss, a fixed evaluation and a target. `load` makes one of spec text.
+"""Tasks: a model, examples, a loss, a fixed evaluation and a target. `load_task` makes one of spec text.
 
 Spec text is a name with options, such as "mlp", "cnn(skew=0.9)" or, for your own, "path.py:function": a
 function that takes the data path (or None) first, keyword options after it, and returns a `Task`.
@@ -25,7 +25,7 @@ from thinwire.lab.tasks.datasets import Dataset
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task is judged by: one value per example, of which the mean counts."""
+    """What a model is evaluated by: one value per example, of which the mean counts."""
 
     name: str
     values: Callable[[Tensor, Tensor], Tensor]  # of outputs and targets
@@ -37,7 +37,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learnt and how it is judged. It does not know about workers' links, schemes or exchanges."""
+    """What is learnt and how it is evaluated. It does not know about workers' links, schemes or exchanges."""
 
     name: str
     dataset: Dataset
@@ -58,8 +58,8 @@ class Task:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
-    def judged(self, step: int, steps: int) -> bool:
-        """Whether the model is judged after `step` (counted from 1) of `steps`; always after the last."""
+    def evaluates(self, step: int, steps: int) -> bool:
+        """Whether the model is evaluated after `step` (counted from 1) of `steps`; always after the last."""
         return step % (self.evaluate_every or max(1, steps // 12)) == 0 or step == steps
 
 
@@ -149,12 +149,12 @@ def _classification(
     )
 
 
-# What can be said of any task in its spec text, beside the options of its own function.
+# What any task takes in its spec text, beside the options of its own function.
 OPTIONS = ("target", "steps", "batch", "evaluate_every", "skew")
 TASKS: dict[str, Callable[..., Task]] = {task.__name__: task for task in (mlp, cnn, fashion, cifar10, text, regression)}
 
 
-def load(spec: str, data: Path | None = None) -> Task:
+def load_task(spec: str, data: Path | None = None) -> Task:
     """The task that `spec` describes. Nothing of the spec is evaluated: options are literals."""
     path, _, call_text = spec.strip().rpartition(".py:")
     try:
