@@ -119,6 +119,7 @@ class Codec(Scheme):
 
     rank_order: ClassVar[bool] = True
     grain: ClassVar[int | None] = None  # a bucket may be cut every so many elements of a tensor; None: never
+    per_tensor: ClassVar[bool] = False  # scales are of whole tensors: where a bucket is cut, of each part by itself
 
     @abstractmethod
     def nbytes(self, layout: Layout, level: float) -> int:
@@ -181,23 +182,23 @@ class Wrapper(Scheme):
     scheme: Scheme
 
     @property
-    def unbiased(self) -> bool:  # type: ignore[override]
+    def unbiased(self) -> bool:
         return self.scheme.unbiased
 
     @property
-    def exact(self) -> bool:  # type: ignore[override]
+    def exact(self) -> bool:
         return self.scheme.exact
 
     @property
-    def any_float(self) -> bool:  # type: ignore[override]
+    def any_float(self) -> bool:
         return self.scheme.any_float
 
     @property
-    def rank_order(self) -> bool:  # type: ignore[override]
+    def rank_order(self) -> bool:
         return self.scheme.rank_order
 
     @property
-    def shared_state(self) -> frozenset[str]:  # type: ignore[override]
+    def shared_state(self) -> frozenset[str]:
         return self.scheme.shared_state
 
     @property

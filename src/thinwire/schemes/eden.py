@@ -42,7 +42,7 @@ class EDEN(Codec):
             raise ValueError(f"eden: rotate must be 6..30 stages, got {self.rotate!r}")
 
     @property
-    def grain(self) -> int:  # type: ignore[override]
+    def grain(self) -> int:
         return 1 << self.rotate
 
     @property
@@ -78,6 +78,8 @@ class EDEN(Codec):
         # <said, y> by the law of cosines: what was lost, squared, is |y|^2 - 2 <said, y> + |said|^2.
         product = (energy + coded - error) / 2
         corrected = deviation * energy / product
+        # deviation * energy is the gradient's third power: where float32 cannot hold it, divide first.
+        corrected = torch.where(corrected.isinf() & energy.isfinite(), energy / product * deviation, corrected)
         scale.copy_(torch.where(energy > 0, corrected, energy))  # NaN is not > 0 and stays
         if bucket.lost is not None:
             bucket.lost.copy_(bucket.flat)

@@ -29,6 +29,7 @@ class Natural(Codec):
 
     unbiased: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
+    per_tensor: ClassVar[bool] = True
     summary: ClassVar[str] = "powers of two only: unbiased, small error on entries of every size"
 
     def __post_init__(self) -> None:

@@ -42,7 +42,11 @@ class NQ(Codec):
         return 0 if isinstance(self.group, str) else self.group
 
     @property
-    def grain(self) -> int:  # type: ignore[override]
+    def per_tensor(self) -> bool:
+        return not self.block
+
+    @property
+    def grain(self) -> int:
         return self.block or 8
 
     @property

@@ -38,7 +38,7 @@ class QSGD(Codec):
             raise ValueError(f"qsgd: block must be a positive multiple of 8, got {self.block!r}")
 
     @property
-    def grain(self) -> int:  # type: ignore[override]
+    def grain(self) -> int:
         return self.block
 
     @property

@@ -27,6 +27,7 @@ class SignSGD(Codec):
 
     unbiased: ClassVar[bool] = False
     grain: ClassVar[int | None] = 8
+    per_tensor: ClassVar[bool] = True
     summary: ClassVar[str] = "one bit per entry and one scale per tensor; needs its error memory"
 
     def nbytes(self, layout: Layout, level: float) -> int:

@@ -27,6 +27,7 @@ class TernGrad(Codec):
     clip: float = 0.0  # lower => less noise, more bias; 0 => no clipping
 
     grain: ClassVar[int | None] = 8
+    per_tensor: ClassVar[bool] = True
     summary: ClassVar[str] = "three levels, unbiased: 2 bits per entry and noise to match"
 
     def __post_init__(self) -> None:
@@ -34,7 +35,7 @@ class TernGrad(Codec):
             raise ValueError(f"terngrad: clip must be 0 (off) or a positive number of deviations, got {self.clip!r}")
 
     @property
-    def unbiased(self) -> bool:  # type: ignore[override]
+    def unbiased(self) -> bool:
         return self.clip == 0
 
     def nbytes(self, layout: Layout, level: float) -> int:

@@ -59,7 +59,7 @@ class THC(Scheme):
             raise ValueError(f"thc: rotate must be 6..30 stages, got {self.rotate!r}")
 
     @property
-    def rank_order(self) -> bool:  # type: ignore[override]
+    def rank_order(self) -> bool:
         return not self.saturate
 
     @property

@@ -79,11 +79,15 @@ class TNQ(Codec):
         return 0 if isinstance(self.group, str) else self.group
 
     @property
-    def grain(self) -> int:  # type: ignore[override]
+    def per_tensor(self) -> bool:
+        return not self.block
+
+    @property
+    def grain(self) -> int:
         return self.block or 8
 
     @property
-    def rank_order(self) -> bool:  # type: ignore[override]
+    def rank_order(self) -> bool:
         return self.budget is None
 
     @property

@@ -78,7 +78,8 @@ class RunContext:
         return self.plan.steps or self.task.steps
 
     def transport(self, servers: int = 0) -> Transport:
-        return links.transport(parse_network(self.plan.network), self.worker, self.plan.workers, servers)
+        worker = max(0, self.worker)  # a rank that serves sends by no transport
+        return links.transport(parse_network(self.plan.network), worker, self.plan.workers, servers)
 
     def falling(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Call it after every step: the learning rate falls linearly to zero."""
@@ -93,7 +94,6 @@ def make_trainer(context: RunContext, role: Role | None) -> Trainer:
         return GossipTrainer(context, topology)
     if isinstance(topology, ServerTopology):
         assert role is not None and role.exchange is not None
-        role.exchange.transport = context.transport(topology.servers)
         if topology.staleness is not None:
             assert topology.down is not None
             return AsyncTrainer(context, role, topology.down)

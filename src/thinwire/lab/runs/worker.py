@@ -56,8 +56,9 @@ def run_process(place: Place, plan: RunPlan, barrier: Barrier) -> dict[str, floa
         if isinstance(topology, ServerTopology):
             down = "same" if topology.staleness is not None else topology.down
             role = join(
-                servers=topology.servers, down=down or "same", on_failure="stop", timeout_seconds=PATIENCE_SECONDS
-            )
+                servers=topology.servers, down=down or "same", on_failure="stop", timeout_seconds=PATIENCE_SECONDS,
+                transport=context.transport(topology.servers),
+            )  # fmt: skip
         counted = place.namespace is not None
         return _serve(context, role, counted) if role and role.serves else _train(context, role, place.send, counted)
 
