@@ -10,7 +10,7 @@ from thinwire.gossip import GossipSimulation, PowerGossip, graphs, mixers
 MIXERS = {
     "dpsgd": ["dpsgd"],
     "powergossip": ["powergossip", "powergossip(factor_rank=3, iterations=2)", "powergossip(warm=False)"],
-    "choco": ["choco(codec='qsgd(bits=6)', step=0.5)"],
+    "choco": ["choco(codec='qsgd(bits=6)', step=0.5)", "choco(codec='fp16')"],
     "deepsqueeze": ["deepsqueeze(codec='qsgd(bits=8)', step=0.5)"],
 }
 ALL = [spec for specs in MIXERS.values() for spec in specs]
@@ -272,7 +272,7 @@ def test_state_of_another_mixer_is_refused():
         ("powergossip(iterations=1.5)", "iterations must be"),
         ("powergossip(step=2.5)", "step must be"),
         ("choco(step=0)", "step must be"),
-        ("choco(codec='fp16')", "not just encode and decode"),
+        ("choco(codec='powersgd')", "conversation of the whole group, not one message"),
         ("choco(codec='nope')", "unknown scheme"),
         ("deepsqueeze(step=-1)", "step must be"),
         ("powergosip", "did you mean 'powergossip'"),

@@ -35,6 +35,14 @@ def every_spec() -> list[str]:
     return [spec for name in own for spec in (name, *VARIANTS.get(name, ()))]
 
 
+def by_scheme() -> dict[str, list[str]]:
+    """{name: its specs}"""
+    specs: dict[str, list[str]] = {}
+    for spec in every_spec():
+        specs.setdefault(parse(spec).name, []).append(spec)
+    return specs
+
+
 def saturates(spec: str) -> bool:
     """Whether running sums are clipped: that is no one worker's loss, and no error memory learns of it."""
     return getattr(parse(spec), "saturate", False)

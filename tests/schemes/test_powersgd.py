@@ -1,7 +1,5 @@
 """PowerSGD: low-rank targets, batches without copies, bases that survive anything, many buckets on ranks."""
 
-from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,11 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from helpers.models import batch, digest
 from helpers.world import run_world
-from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
-from thinwire.core.memory import Memory
-from thinwire.exchange.lane import Threaded
-from thinwire.exchange.transport import Transport
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
 
 
@@ -231,56 +225,6 @@ def test_many_buckets_on_four_gloo_ranks():
         assert last < 0.7 * first
         stats = results[0][2]
         assert stats["messages"] / stats["steps"] > 4  # several buckets
-
-
-@dataclass(frozen=True)
-class Logged:
-    """A collective that takes note when it is started and when it is waited for."""
-
-    name: tuple[str, int]
-    log: list
-
-    def amounts(self):
-        return {}
-
-    def start(self):
-        self.log.append(("start", self.name))
-        return self
-
-    def wait(self):
-        self.log.append(("wait", self.name))
-
-
-def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets():
-    log = []
-
-    def rounds_of(name, scratch):
-        scheme, bucket = PowerSGD(), Bucket.of(torch.randn(64, 64), name)
-        memory = Memory()
-        memory.add(name, scheme.init(name, torch.zeros(64, 64), 0))
-        conversation, number = scheme.converse(replace(bucket, scratch=scratch), memory, 4), 0
-        request = next(conversation)
-        while True:
-            yield [Logged((name, number), log)]
-            number += 1
-            try:
-                request = conversation.send(request.tensor)
-            except StopIteration as stop:
-                return stop.value
-
-    lane, names = Threaded(Transport(), "test"), "abcd"
-    jobs = [lane.submit(partial(rounds_of, name), last=name == "d", done=lambda error: None) for name in names]
-    for job in jobs:
-        assert job.wait(60) and job.error is None
-    lane.close()
-    rounds = [(name, number) for name in names for number in (0, 1)]
-    spans = {name: (log.index(("start", name)), log.index(("wait", name))) for name in rounds}
-    for (bucket, number), (start, wait) in spans.items():
-        beside = [
-            other for (other, _), (begun, ended) in spans.items() if other != bucket and begun < wait and start < ended
-        ]
-        # The last bucket's second round has nobody left to hide behind.
-        assert beside or (bucket, number) == ("d", 1)
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,7 @@ class ParameterServer:
             self.lane.close()
             self.lane = None
         if not self._left:
-            self._left = True
-            for channel in self._channels:
-                with suppress(RuntimeError):  # a server that is gone needs no farewell
-                    channel.send(Push(Kind.BYE).pack()).wait()
+            self._leave()
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -253,19 +250,18 @@ class ParameterServer:
     def _read(self, frame: Tensor, server: int, sequence: int) -> Reply:
         reply = Reply.unpack(frame)
         if reply.verdict is Verdict.REFUSED:
-            self._leave_others(server)
+            self._leave()
             raise RuntimeError(f"server {server} refused this worker's push: {reply.reason}")
         if reply.sequence != sequence:
             raise RuntimeError(f"server {server} answered request {reply.sequence} where {sequence} was asked")
         return reply
 
-    def _leave_others(self, refused_by: int) -> None:
-        """After a refusal this worker is out; the other servers should not have to wait for it."""
+    def _leave(self) -> None:
+        """Tell the servers that this worker is done, so that none waits for it."""
         self._left = True
-        for server, channel in enumerate(self._channels):
-            if server != refused_by:
-                with suppress(RuntimeError):
-                    channel.send(Push(Kind.BYE).pack()).wait()
+        for channel in self._channels:
+            with suppress(RuntimeError):  # a server that is gone needs no farewell
+                channel.send(Push(Kind.BYE).pack()).wait()
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The frames between a worker and a parameter server: fixed headers, checked field by field, then the bytes.
 
-    worker -> server    Push (64 bytes), [an operation's description], [payload]
+    worker -> server    Push (72 bytes), [an operation's description], [payload]
     server -> worker    Reply (256 bytes, with room for the reason of a refusal), [answer]
 
 The receiver of an answer knows its size beforehand, so both receives are posted with the push, and the bytes need not

@@ -31,6 +31,7 @@ from thinwire.exchange.server.peers import FINISHED, Incoming, Peer, Pool
 from thinwire.exchange.server.weights import SharedWeights
 
 FORMAT = 1
+FAREWELL_SECONDS = 5.0
 
 
 class Server:
@@ -68,6 +69,7 @@ class Server:
                 self._take(self._next())
                 while self._round_is_complete():
                     self._answer_round()
+            self._see_off()
         finally:
             for peer in self._peers.values():
                 peer.close()
@@ -79,6 +81,15 @@ class Server:
         if self._shared is not None:
             totals |= self._shared.totals()
         return totals
+
+    def _see_off(self) -> None:
+        """Those that were refused may have asked more meanwhile: they hear why until they have left, for a while."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while any(peer.refused and not peer.left for peer in self._peers.values()):
+            try:
+                self._take(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                return
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -120,6 +131,7 @@ class Server:
             self._drop_the_late()
             return
         peer = self._peers[arrival.worker]
+        peer.left = arrival.push is None or arrival.push.kind is Kind.BYE
         if peer.gone:
             if peer.refused and arrival.push is not None and arrival.push.kind is not Kind.BYE:
                 self._say_no(arrival, peer.gone)

@@ -62,6 +62,7 @@ class Peer:
         self.asked: deque[Incoming] = deque()  # and not answered yet, oldest first
         self.gone = ""  # why it is no longer counted on
         self.refused = False  # it is gone, but still there to hear why
+        self.left = False  # it will say nothing more
         self.heard = time.monotonic()
         self._inbox, self._pool, self._ledger = inbox, pool, ledger
         self._outbox: queue.SimpleQueue[tuple[Reply, Tensor | None, Callable[[], None]] | None] = queue.SimpleQueue()

@@ -1,0 +1,140 @@
+"""The exchanges that laws run over, one row each: a new exchange is a new row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import thinwire as tw
+from helpers.gradients import gradient
+from helpers.world import run_world
+from thinwire.reducer import Reducer
+from thinwire.schemes import parse
+
+SHAPES = {"w": (37, 53), "b": (11,), "v": (8, 200), "exact": (40, 30)}
+EXEMPT = ("exact",)
+STEPS, SAVED = 4, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way for workers to talk. Without `servers` they are all there is."""
+
+    name: str
+    workers: int
+    route: str = "auto"
+    servers: int = 0
+    goes_on: bool = False  # when a worker dies
+
+    def takes(self, spec: str) -> bool:
+        return self.route != "two-shot" or bool(getattr(parse(spec), "grain", None))
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """[function(row, *arguments) on every rank]"""
+        return run_world(function, self.servers + self.workers, self, *arguments)
+
+    def session(self, train: Callable[..., Any], *arguments: Any) -> Any:
+        """On every rank: `train(exchange, group, *arguments)` of a worker, or a server's totals in the end."""
+        if not self.servers:
+            return train(tw.AllReduce(route=self.route), dist.group.WORLD, *arguments)
+        role = tw.join(servers=self.servers, down="fp32", timeout_seconds=30)
+        return role.serve() if role.serves else train(role.exchange, role.workers, *arguments)
+
+
+ROWS = [
+    Row("gather", workers=2, route="gather"),
+    Row("two-shot", workers=4, route="two-shot"),
+    Row("auto", workers=3),
+    Row("server", workers=2, servers=1, goes_on=True),
+]
+
+
+@dataclass
+class Outcome:
+    """What one worker got: the mean of every step, what it remembers and counted; from SAVED on, once more, resumed."""
+
+    means: list[dict[str, Tensor]] = field(default_factory=list)
+    memory: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+    resumed: list[dict[str, Tensor]] = field(default_factory=list)
+    given: int = 0  # bytes that torch.distributed was given
+    state: dict[str, Any] = field(default_factory=dict)  # at SAVED
+
+
+def inputs(step: int, worker: int) -> dict[str, Tensor]:
+    return {
+        name: gradient(*shape, seed=1000 * step + 10 * worker + number)
+        for number, (name, shape) in enumerate(SHAPES.items())
+    }
+
+
+def exact_mean(step: int, workers: int) -> dict[str, Tensor]:
+    given = [inputs(step, worker) for worker in range(workers)]
+    return {name: sum(each[name].double() for each in given) / workers for name in SHAPES}
+
+
+def exercise(row: Row, cases: list[tuple[str, str | bool]]) -> dict[tuple[str, str | bool], Any]:
+    """On every rank, for every (spec, feedback): STEPS steps, then from the state at SAVED once more."""
+    given = count_what_torch_is_given()
+    found = {}
+    for case in cases:
+        outcome = row.session(_train, given, *case)
+        if isinstance(outcome, Outcome):
+            outcome.resumed = row.session(_resume, outcome.state, *case)
+        else:
+            row.session(_resume, {}, *case)  # a server has no say in it
+        found[case] = outcome
+    return found
+
+
+def _reducer(exchange, group, spec, feedback) -> Reducer:
+    tensors = {name: torch.empty(shape) for name, shape in SHAPES.items()}
+    return Reducer(tensors, spec, group, exchange=exchange, feedback=feedback, exempt=EXEMPT)
+
+
+def _train(exchange, group, given, spec, feedback) -> Outcome:
+    outcome = Outcome()
+    with _reducer(exchange, group, spec, feedback) as reducer:
+        given.clear()  # workers agreed on something by then
+        for step in range(STEPS):
+            if step == SAVED:
+                outcome.state = copy.deepcopy(reducer.state_dict())
+            outcome.means.append(reducer.reduce(inputs(step, exchange.worker)))
+        outcome.memory = {key: tensor.clone() for key, tensor in reducer.memory.items()}
+        outcome.totals, outcome.given = reducer.stats(), sum(given)
+    return outcome
+
+
+def _resume(exchange, group, state, spec, feedback) -> list[dict[str, Tensor]]:
+    with _reducer(exchange, group, spec, feedback) as reducer:
+        reducer.load_state_dict(state)
+        return [reducer.reduce(inputs(step, exchange.worker)) for step in range(SAVED, STEPS)]
+
+
+def virtually(row: Row, spec: str, feedback: str | bool) -> tuple[list[dict[str, Tensor]], tw.Simulation]:
+    """The same on virtual workers: every step's mean, and the simulation."""
+    route = "gather" if row.servers else row.route
+    simulation = tw.Simulation(spec, workers=row.workers, feedback=feedback, route=route, exempt=EXEMPT)
+    steps = [[inputs(step, worker) for worker in range(row.workers)] for step in range(STEPS)]
+    return [simulation.reduce(named) for named in steps], simulation
+
+
+def count_what_torch_is_given() -> list[int]:
+    """Counted where torch.distributed itself hands tensors to a group: {its method: which argument is given}."""
+    given: list[int] = []
+    for method, which in {"allreduce": 0, "all_gather_single": 1, "all_to_all_single": 1}.items():
+        plain = getattr(dist.ProcessGroup, method)
+
+        def counted(group, *args, plain=plain, which=which):
+            tensor = args[which][0] if which == 0 else args[which]
+            given.append(tensor.numel() * tensor.element_size())
+            return plain(group, *args)
+
+        setattr(dist.ProcessGroup, method, counted)
+    return given
