@@ -214,9 +214,19 @@ def test_close_gives_the_model_back_and_attach_takes_it_again():
 
 
 def _disagree():
-    spec = "qsgd(bits=4)" if dist.get_rank() == 0 else "qsgd(bits=3)"
-    with pytest.raises(ValueError, match=r"do not agree.*rank 0: qsgd\(bits=4.*rank 1: qsgd\(bits=3"):
-        tw.attach(DDP(mlp()), spec)
+    """What differs, and how: each would end in an abort or a time-out in the first backward."""
+    differing = {
+        "scheme": {"scheme": "qsgd(bits=3)"},
+        "feedback and warm-up": {"warmup_steps": 3},
+        "seed": {"seed": 1},
+        "route": {"exchange": tw.AllReduce(route="gather")},
+        "controller": {"controller": "fixed(level=4)"},
+        "set of exempt tensors": {"exempt": ["0.weight"]},
+    }
+    for field, other in differing.items():
+        arguments = {"scheme": "qsgd(bits=4)", "exempt": ["2.weight"]} | (other if dist.get_rank() == 1 else {})
+        with pytest.raises(ValueError, match=rf"the {field} differs between ranks: ranks \[0\] .* ranks \[1\] "):
+            tw.attach(DDP(mlp()), **arguments)
     return True
 
 

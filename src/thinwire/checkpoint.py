@@ -5,7 +5,7 @@
         "shared": {parameter: {key: tensor}},          equal on all workers
         "worker0003": {parameter: {key: tensor}},      this worker's own
         "ledger": {...},
-        "steering": {...},                             level, losses and, on rank 0, the controller
+        "steering": {...},                             level, losses and the controller
         "exchange": {server: ...},                     what servers hold; in the first worker's state only
     }
 

@@ -26,6 +26,7 @@ from thinwire.core.memory import Memory
 from thinwire.core.partition import Exempt, Partition, exempted, like
 from thinwire.core.scheme import Scheme
 from thinwire.core.warmup import warm_up
+from thinwire.exchange import objects
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange, drive
@@ -70,22 +71,27 @@ class Reducer:
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Layout] = {}
         self._jobs: list[Job] = []
         self._failed: BaseException | None = None  # what the step under way met first
-        self._open(group, len(tensors))
+        self._open(group, tensors)
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain else None
 
-    def _open(self, group: dist.ProcessGroup, tensors: int) -> None:
-        exchange, controller = self.exchange, self.steering.controller.spec if self.steering else "none"
-        exchange.open(group, self.scheme)
+    def _open(self, group: dist.ProcessGroup, tensors: Mapping[str, Tensor]) -> None:
+        """Make the lane, and hold what this worker was given against what the others were."""
+        self.exchange.open(group, self.scheme)
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         try:
-            exchange.agree(
-                f"{self.scheme.spec}, feedback {'on' if self.scheme.remembers else 'off'}, seed {self.seed}, "
-                f"{tensors} parameters, {len(self._whole.exempt)} exempt, route {exchange.route}, "
-                f"controller {controller}"
-            )
+            self.exchange.agree({
+                "scheme": self.scheme.spec,
+                "feedback and warm-up": repr(self.scheme),
+                "seed": str(self.seed),
+                "route": self.exchange.route,
+                "controller": self.steering.controller.spec if self.steering else "none",
+                "model": objects.digest(shapes),
+                "set of exempt tensors": objects.digest(sorted(self._whole.exempt)),
+            })  # fmt: skip
         except BaseException:
-            exchange.close()
+            self.exchange.close()
             raise
 
     def _merely_summed(self, name: str, tensor: Tensor) -> bool:

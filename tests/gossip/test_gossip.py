@@ -184,7 +184,7 @@ def mismatched():
         arguments = {"model": mlp(), "graph": graphs.ring(3), "mixer": "dpsgd", "seed": 0, "on_failure": "continue"}
         if dist.get_rank() == 1:
             arguments[what] = other
-        with pytest.raises(ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] against ranks \[1\]"):
+        with pytest.raises(ValueError, match=rf"{what} differs between ranks: ranks \[0, 2\] .* against ranks \[1\] "):
             Gossip(**arguments)
 
 
@@ -196,7 +196,7 @@ def mismatched_in_one_step():
     def graph_of(step):
         return graphs.star(3) if step == 5 and dist.get_rank() == 2 else graphs.ring(3)
 
-    with pytest.raises(ValueError, match=r"graph differs between ranks: ranks \[0, 1\] against ranks \[2\]"):
+    with pytest.raises(ValueError, match=r"graph differs between ranks: ranks \[0, 1\] .* against ranks \[2\] "):
         Gossip(mlp(), graph_of, "dpsgd")
 
 

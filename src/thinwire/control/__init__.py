@@ -5,9 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 from thinwire.control.controller import Controller, Observation
+from thinwire.control.fixed import Fixed
+from thinwire.control.mqgrad import MQGrad
+from thinwire.control.normrule import NormRule
+from thinwire.control.schedule import Schedule
+from thinwire.control.uniform import Uniform
 from thinwire.core import spec as specs
 
-__all__ = ["Controller", "Observation", "parse", "registry"]
+__all__ = ["Controller", "Fixed", "MQGrad", "NormRule", "Observation", "Schedule", "Uniform", "parse", "registry"]
 
 
 @cache

@@ -45,8 +45,8 @@ class Observation:
 class Controller(Specced, ABC):
     """Decides, every `interval` steps, which level of a scheme's knob to use next.
 
-    Subclasses are dataclasses whose fields are the options of the spec text. One controller decides for the whole
-    group: on the first server, or on rank 0 under AllReduce. `start` makes what it learns; that is its state.
+    Subclasses are dataclasses whose fields are the options of the spec text. Every worker has one, and all
+    see and decide alike (see `steering`). `start` makes what it learns; that is its state.
     """
 
     interval: int

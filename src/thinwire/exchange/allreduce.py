@@ -10,6 +10,7 @@ A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -78,9 +79,8 @@ class AllReduce:
         self._direct = Direct(self._beside, scheme, self.transport)
         return self._direct
 
-    def agree(self, what: str) -> None:
-        """Raise on every worker, naming the ranks, unless all say the same."""
-        objects.agree(what, self.group, "rank")
+    def agree(self, given: Mapping[str, str]) -> None:
+        objects.agree(given, self.group)
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""

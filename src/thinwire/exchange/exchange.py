@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -41,8 +42,8 @@ class Exchange(Protocol):
         """A short way for buckets that are merely summed; None where they take the lane like all others."""
         ...
 
-    def agree(self, what: str) -> None:
-        """Raise on every worker, naming the ranks, unless all say the same."""
+    def agree(self, given: Mapping[str, str]) -> None:
+        """Raise on every worker, naming the field and the ranks, unless all were given the same."""
         ...
 
     def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:

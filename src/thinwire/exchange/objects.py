@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,12 +32,27 @@ def all_gather_objects(what: Any, group: dist.ProcessGroup) -> list[Any]:
     return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def agree(what: str, group: dist.ProcessGroup, name: str) -> None:
-    """Raise on every worker, naming the ranks (by `name`), unless all say the same."""
-    said = all_gather_objects(what, group)
-    if len(set(said)) > 1:
-        told = "; ".join(f"{name} {rank}: {text}" for rank, text in enumerate(said))
-        raise ValueError(f"the workers do not agree on what to do: {told}")
+def agree(given: Mapping[str, str] | None, group: dist.ProcessGroup) -> None:
+    """Compare what each rank was given, field by field; every rank raises ValueError alike if they differ.
+
+    A rank that refused its arguments takes part with None, so that the others hear of it instead of waiting.
+    """
+    everyone = all_gather_objects(given, group)
+    refused = [rank for rank, theirs in enumerate(everyone) if theirs is None]
+    if refused:
+        raise ValueError(f"ranks {refused} refused their arguments; see their own errors")
+    for field in everyone[0]:
+        camps: dict[str, list[int]] = {}
+        for rank, theirs in enumerate(everyone):
+            camps.setdefault(theirs.get(field, "nothing"), []).append(rank)
+        if len(camps) > 1:
+            against = " against ".join(f"ranks {ranks} ({text[:60]})" for text, ranks in camps.items())
+            raise ValueError(f"the {field} differs between ranks: {against}")
+
+
+def digest(what: Any) -> str:
+    """Short text that differs where `what` prints differently: for what is too long to tell."""
+    return f"digest {hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()}"
 
 
 def device_of(group: dist.ProcessGroup) -> str:

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.exchange.objects import agree, digest
 from thinwire.exchange.transport import Transport
 from thinwire.gossip import graphs, mixers
-from thinwire.gossip.agreement import agree
 from thinwire.gossip.mixer import Mixer
 from thinwire.gossip.node import Node, parameters_of
 from thinwire.gossip.transport import DeadRank, PointToPoint
@@ -83,7 +83,7 @@ class Gossip:
         except ValueError as error:
             mistake = error
         try:
-            agree(given, group=own)
+            agree(given, own)
         except ValueError as error:
             self.close()
             raise mistake or error from None
@@ -91,7 +91,7 @@ class Gossip:
             dist.broadcast(tensor.detach(), dist.get_global_rank(own, 0), group=own)
         self._node.start_equal(self._parameters)
 
-    def _take(self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int) -> dict[str, bytes]:
+    def _take(self, graph: graphs.GraphLike | graphs.Varying, mixer: str | Mixer, seed: int) -> dict[str, str]:
         """Make sense of the arguments; what must be the same on all ranks."""
         if self._on_failure not in ("continue", "stop"):
             raise ValueError(f"on_failure must be 'continue' or 'stop', got {self._on_failure!r}")
@@ -102,11 +102,11 @@ class Gossip:
         self._node = Node(self._parameters, number=wire.rank, mixer=self.mixer, seed=seed)
         steps = range(_STEPS_COMPARED if self.graph.varying else 1)
         return {
-            "graph": b"".join(self.graph.at(step).digest for step in steps),
-            "mixer": self.mixer.spec.encode(),
-            "seed": str(seed).encode(),
-            "on_failure": self._on_failure.encode(),
-            "model": str([(s.name, s.shape) for s in self._node.layout.segments]).encode(),
+            "graph": digest([self.graph.at(step).digest for step in steps]),
+            "mixer": self.mixer.spec,
+            "seed": str(seed),
+            "on_failure": self._on_failure,
+            "model": digest([(s.name, s.shape) for s in self._node.layout.segments]),
         }
 
     @property

@@ -1,4 +1,4 @@
-"""Links: the connection of one worker and one server, a gloo process group of two.
+"""Channels: the connection of one worker and one server, a gloo process group of two.
 
 A group of its own for every pair, because gloo closes every connection of a group when one wait in it times out: a
 dead or stuck worker must cost nobody else the connection.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import atexit
 import io
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,8 +92,8 @@ class ParameterServer:
     def device(self) -> str:
         return "cpu"
 
-    def agree(self, what: str) -> None:
-        objects.agree(what, self._group, "worker")
+    def agree(self, given: Mapping[str, str]) -> None:
+        objects.agree(given, self._group)
 
     def close(self) -> None:
         """Join the lane and tell the servers that this worker has finished; they end when all have."""

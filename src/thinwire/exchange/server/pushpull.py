@@ -1,4 +1,4 @@
-"""Asynchronous training, the workers' side: gradients up, weights down. See `asynchronous` for the servers' side."""
+"""Asynchronous training, the workers' side: gradients up, weights down. See `weights` for the servers' side."""
 
 from __future__ import annotations
 

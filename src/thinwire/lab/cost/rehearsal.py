@@ -9,7 +9,7 @@ no scheme needs a formula of its own, and one machine can rehearse a group of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -122,7 +122,7 @@ class Rehearsal(AllReduce):
     def direct(self, scheme: Scheme) -> None:
         """All conversations go over the lane, the shortest too."""
 
-    def agree(self, what: str) -> None:
+    def agree(self, given: Mapping[str, str]) -> None:
         """Copies agree."""
 
     def close(self) -> None:

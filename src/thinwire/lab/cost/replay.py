@@ -1,4 +1,4 @@
-"""Plays a step of training through on a virtual clock: the mechanism of the cost model that `cost` describes."""
+"""Plays a step of training through on a virtual clock: the mechanism of the cost model that `model` describes."""
 
 from __future__ import annotations
 
