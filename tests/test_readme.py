@@ -1,5 +1,7 @@
-"""What the README and the examples show runs."""
+"""What the README and the examples show runs, and the pages call things as they are called."""
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -7,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
+import thinwire as tw
+
 ROOT = Path(__file__).parent.parent
+# But the changelog, which has old names.
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("examples/*.py")),
+]
 
 
 def test_python_in_the_readme_runs():
@@ -16,6 +27,33 @@ def test_python_in_the_readme_runs():
     for block in blocks:
         run = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=120)
         assert run.returncode == 0, run.stderr
+
+
+def snippets(page):
+    """The Python on a page: all of a script; blocks, added lines of a diff, and what begins with tw. in a sentence."""
+    text = page.read_text()
+    if page.suffix == ".py":
+        return [text]
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return blocks + re.findall(r"^\+ (.*)$", text, re.MULTILINE) + re.findall(r"`(tw\.[^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_call_things_by_their_names(page):
+    """Every `tw.name` is there, and takes the options that it is given."""
+    for snippet in snippets(page):
+        for node in ast.walk(ast.parse(snippet)):
+            called = node.func if isinstance(node, ast.Call) else node
+            name = ast.unparse(called)
+            if not isinstance(called, ast.Attribute) or not re.fullmatch(r"tw(\.\w+)+", name):
+                continue
+            thing = tw
+            for part in name.split(".")[1:]:
+                assert hasattr(thing, part), f"{name} is not there"
+                thing = getattr(thing, part)
+            if isinstance(node, ast.Call):
+                options = {keyword.arg for keyword in node.keywords}
+                assert options <= set(inspect.signature(thing).parameters), f"{name}() has not all of {options}"
 
 
 def torchrun(*arguments):

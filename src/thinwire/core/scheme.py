@@ -60,6 +60,16 @@ class Scheme(Specced, ABC):
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
+
+    >>> @dataclass(frozen=True)
+    ... class Plain(Scheme):
+    ...     unbiased = True
+    ...
+    ...     def converse(self, bucket, memory, level):
+    ...         total = yield Sum(bucket.flat)
+    ...         return total / bucket.workers
+    >>> tw.Simulation(Plain(), workers=2).reduce([torch.zeros(3), torch.ones(3)])
+    tensor([0.5000, 0.5000, 0.5000])
     """
 
     unbiased: ClassVar[bool]
@@ -115,6 +125,15 @@ class Codec(Scheme):
 
     The size of a payload follows from layout and level alone, so all workers' payloads are equally long. A codec that
     meets a non-finite value makes a payload that decodes to something non-finite.
+
+    >>> codec, bucket = tw.SignSGD(), Bucket.of(torch.tensor([1.0, -3.0, 2.0, -2.0]))
+    >>> payload = codec.payload(bucket, codec.level)
+    >>> payload.numel()  # a float32 and four signs
+    5
+    >>> decoded = torch.zeros(4)
+    >>> codec.decode_add(payload, bucket.layout, codec.level, decoded, weight=1.0)
+    >>> decoded
+    tensor([ 2., -2.,  2., -2.])
     """
 
     rank_order: ClassVar[bool] = True

@@ -26,8 +26,17 @@ _STEPS_COMPARED = 16  # of a graph that is a function of the step
 class Gossip:
     """One process's replica and its place in the graph: rank i is node i.
 
-        gossip = Gossip(model, graph=graphs.ring(8), mixer="powergossip")
-        loss.backward(); gossip.mix(); optimizer.step()
+    >>> model = torch.nn.Linear(64, 10)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> gossip = tw.Gossip(model, graph=[[1.0]], mixer="powergossip")  # one rank; eight: tw.graphs.ring(8)
+    >>> for x in torch.randn(5, 32, 64):
+    ...     optimizer.zero_grad()
+    ...     model(x).square().mean().backward()
+    ...     gossip.mix()
+    ...     optimizer.step()
+    >>> gossip.step
+    5
+    >>> gossip.close()
 
     The trainable parameters are mixed. At the start all ranks take rank 0's, and rank 0's buffers. Buffers
     (batch norm's statistics) stay local in training; `average()` averages those of floating point, and never
