@@ -11,8 +11,8 @@ from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
-from thinwire.lab.repro.regtopk import small_cnn
 from thinwire.lab.tasks import datasets
+from thinwire.lab.tasks.models import small_cnn
 
 
 def cnn_gradients(seed, *, workers=4, steps=50):

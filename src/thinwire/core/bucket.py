@@ -70,7 +70,7 @@ class Bucket:
         return {s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.segments}
 
     def keys(self, *, shared: bool = False) -> Tensor:
-        """int64[S]: one random key per stretch; `shared`: the same keys on every worker."""
+        """int64[S]: one random key per segment; `shared`: the same keys on every worker."""
         worker = randomness.SHARED if shared else self.worker
         return torch.from_numpy(randomness.keys(self.seed, self.step, self.layout.name_hashes, worker))
 

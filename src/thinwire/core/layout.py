@@ -18,13 +18,13 @@ Derived = TypeVar("Derived")
 
 
 class Segment(NamedTuple):
-    """One named tensor's stretch of a flat buffer."""
+    """One named tensor's segment of a flat buffer."""
 
     name: str
     start: int
     stop: int
     shape: tuple[int, ...]
-    offset: int = 0  # where in its tensor the stretch begins: not 0 only where a bucket was split
+    offset: int = 0  # where in its tensor the segment begins: not 0 only where a bucket was split
 
     @property
     def numel(self) -> int:
@@ -58,12 +58,12 @@ class Layout:
 
     @cached_property
     def starts(self) -> Tensor:
-        """int64[S + 1]: where each stretch begins, and the end."""
+        """int64[S + 1]: where each segment begins, and the end."""
         return torch.tensor([segment.start for segment in self.segments] + [self.numel], dtype=torch.int64)
 
     @cached_property
     def counters(self) -> Tensor:
-        """int64[S]: the index, in its own tensor, of each stretch's first element. Randomness counts from there."""
+        """int64[S]: the index, in its own tensor, of each segment's first element. Randomness counts from there."""
         return torch.tensor([segment.offset for segment in self.segments], dtype=torch.int64)
 
     @cached_property
@@ -71,7 +71,7 @@ class Layout:
         return np.array([randomness.name_hash(name) for name in self.names], dtype=np.uint64)
 
     def blocks(self, block: int) -> int:
-        """How many blocks of at most `block` elements the stretches hold; blocks do not cross tensors."""
+        """How many blocks of at most `block` elements the segments hold; blocks do not cross tensors."""
         return sum(-(-segment.numel // block) for segment in self.segments) if block else len(self.segments)
 
     def once(self, key: Hashable, make: Callable[[], Derived]) -> Derived:

@@ -194,47 +194,19 @@ def innermost(scheme: Scheme) -> Scheme:
     return scheme
 
 
+def _of_inner(name: str) -> Any:
+    return property(lambda wrapper: getattr(wrapper.scheme, name))
+
+
 @dataclass(frozen=True)
 class Wrapper(Scheme):
     """A scheme around a scheme: it says of itself what the inner one says, and changes how the conversation goes."""
 
     scheme: Scheme
 
-    @property
-    def unbiased(self) -> bool:
-        return self.scheme.unbiased
-
-    @property
-    def exact(self) -> bool:
-        return self.scheme.exact
-
-    @property
-    def any_float(self) -> bool:
-        return self.scheme.any_float
-
-    @property
-    def rank_order(self) -> bool:
-        return self.scheme.rank_order
-
-    @property
-    def shared_state(self) -> frozenset[str]:
-        return self.scheme.shared_state
-
-    @property
-    def remembers(self) -> bool:
-        return self.scheme.remembers
-
-    @property
-    def name(self) -> str:
-        return self.scheme.name
-
-    @property
-    def spec(self) -> str:
-        return self.scheme.spec
-
-    @property
-    def knob(self) -> Knob | None:
-        return self.scheme.knob
+    unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
+    rank_order, shared_state = _of_inner("rank_order"), _of_inner("shared_state")
+    remembers, name, spec, knob = (_of_inner(each) for each in ("remembers", "name", "spec", "knob"))
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return self.scheme.init(name, like, seed)

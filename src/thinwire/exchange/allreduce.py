@@ -31,7 +31,7 @@ from thinwire.exchange.transport import Transport
 
 
 class AllReduce:
-    """All workers are equal and talk by collectives, on a process group of their own; the direct, on the model's.
+    """All workers are equal and exchange by collectives, on a group of their own; the direct way, on the model's.
 
     `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
     that does not grow with the workers).

@@ -130,13 +130,13 @@ class Gossip:
     def mix(self) -> None:
         """Move the weights towards the neighbours'. Every rank calls it, before the optimizer's step."""
         self._begin()
-        self._talk()
+        self._converse()
         self._end()
 
     def mix_begin(self) -> None:
         """Start mixing in the background, before backward, on a copy of the weights as they are now."""
         self._begin()
-        self._mixing = self._lane.submit(self._talk)
+        self._mixing = self._lane.submit(self._converse)
 
     def mix_end(self) -> None:
         """Wait for what `mix_begin` started and write the mixed weights. Before the optimizer's step."""
@@ -226,7 +226,7 @@ class Gossip:
         self._versions = [p._version for p in self._parameters.values()]
         self._node.load(self._parameters)
 
-    def _talk(self) -> None:
+    def _converse(self) -> None:
         """The mixer's conversation, answered by the network."""
         wire, graph = self._connected(), self.graph.at(self.step)
         weights = {j: w for j, w in graph.neighbours(wire.rank).items() if j not in wire.dead}

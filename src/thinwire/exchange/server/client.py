@@ -2,7 +2,7 @@
 
 | request | up | down |
 |---|---|---|
-| Sum, Max | the numbers, an equal stretch to each server | the same dtype |
+| Sum, Max | the numbers, an equal segment to each server | the same dtype |
 | Sum of narrow integers | packed | packed, the same width |
 | Mean | each server's tensors, encoded | the mean through the codec `down` |
 
@@ -74,7 +74,7 @@ class ParameterServer:
         ranks = dist.get_process_group_ranks(group)
         if ranks != self._ranks:
             raise ValueError(
-                f"the model talks to ranks {ranks}, the workers are ranks {self._ranks}: "
+                f"the model is among ranks {ranks}, the workers are ranks {self._ranks}: "
                 "make it with DistributedDataParallel(net, process_group=role.workers)"
             )
         inner = innermost(scheme)
@@ -118,7 +118,7 @@ class ParameterServer:
     def _numbers(self, reduction: str, tensor: Tensor, expected: int) -> Rounds:
         """Plain numbers: sent from the tensor's own memory, and the answer is received there.
 
-        No answer can come before the whole stretch has left, so the two never meet.
+        No answer can come before the whole segment has left, so the two never meet.
         """
         flat = tensor.view(-1)
         staged = flat.cpu()  # the same memory, unless it lives on a GPU
@@ -298,13 +298,13 @@ class ParameterServer:
         read = self._read(reply, server, self._sequences[server])
         return answer if size else torch.tensor([read.nbytes])
 
-    def _run(self, talk: Rounds) -> Tensor:
-        """A talk on the lane, after everything that was queued before it; without a lane, here and now."""
+    def _run(self, rounds: Rounds) -> Tensor:
+        """Rounds on the lane, after everything that was queued before it; without a lane, here and now."""
         if self._left:
             raise ValueError("this exchange is closed")
         if self.lane is None:
-            return self._drive(talk)
-        job = self.lane.submit(lambda scratch: talk, last=True, done=lambda error: None)
+            return self._drive(rounds)
+        job = self.lane.submit(lambda scratch: rounds, last=True, done=lambda error: None)
         job.wait()
         if job.error is not None:
             raise RuntimeError(f"the servers did not answer: {job.error}") from job.error
@@ -344,7 +344,7 @@ class _Ask:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A server's stretches of a bucket, as a bucket: the same memory where one server has all, else a copy."""
+    """A server's segments of a bucket, as a bucket: the same memory where one server has all, else a copy."""
 
     shard: sharding.Shard
     bucket: Bucket

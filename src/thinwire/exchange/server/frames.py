@@ -104,7 +104,7 @@ class Reply:
 def checksum(data: Tensor) -> int:
     """The sum of the 8-byte words (and of the bytes left over), 63 bits. Runs at the speed of memory.
 
-    It finds a flipped bit or a lost stretch, not a permutation of words; TCP guards the order.
+    It finds a flipped bit or a lost segment, not a permutation of words; TCP guards the order.
     """
     array = data.numpy()
     whole = array.size & ~7

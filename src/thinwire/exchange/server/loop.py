@@ -1,4 +1,4 @@
-"""The servers' side: every worker has a peer, where one thread reads and one writes; one loop thinks.
+"""The servers' side: every worker is a peer, with a thread that reads and one that writes; one loop decides.
 
     readers -> inbox -> the loop: when all workers that are left have asked the same, answer -> writers
 

@@ -19,7 +19,7 @@ from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.frames import Kind, Push, Reply
 
 FINISHED = "finished"  # why a worker is gone that said goodbye
-_FOREVER = datetime.timedelta(days=3650)  # a worker may think for as long as no other waits for it
+_FOREVER = datetime.timedelta(days=3650)  # a worker may compute for as long as no other waits for it
 
 
 class Pool:

@@ -4,7 +4,7 @@ A tensor of a Mean goes whole to one server, so that spreading a bucket over ser
 whatever a codec computes per tensor. Owners are chosen by size: in the order in which buckets are first seen, largest
 tensor first, each to the server with the fewest entries so far. They are chosen by name and for good: they stay when
 DDP regroups its buckets, and are the same again in a resumed run. A payload that cannot be cut goes whole to the owner
-of its first tensor. Plain numbers have no names and are cut into equal stretches.
+of its first tensor. Plain numbers have no names and are cut into equal segments.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Owners:
 
 
 def ranges(numel: int, itemsize: int, servers: int, turn: int) -> list[tuple[int, int, int]]:
-    """(server, start, stop) of plain numbers: equal stretches, or all to one server, by turns, where there are few."""
+    """(server, start, stop) of plain numbers: equal segments, or all to one server, by turns, where there are few."""
     if servers == 1 or numel * itemsize < SMALL_BYTES:
         return [(turn % servers, 0, numel)]
     cuts = [server * numel // servers // 64 * 64 for server in range(servers)] + [numel]

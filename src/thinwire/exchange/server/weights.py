@@ -73,7 +73,7 @@ class Gradient(Operation):
 
 
 class SharedWeights:
-    """One server's stretch of the weights, its optimizer, and who may have them when."""
+    """One server's segment of the weights, its optimizer, and who may have them when."""
 
     def __init__(self, optimizer: MakeOptimizer, staleness: int):
         if not isinstance(staleness, int) or staleness < 0:
