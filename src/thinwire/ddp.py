@@ -101,7 +101,7 @@ class Wire(Reducer):
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
             # is raised at the end of backward. Outside of backward (DDP's join) there is no such end.
             if error is not None and not in_backward:
-                future.set_exception(_as_exception(error))  # type: ignore[arg-type]
+                future.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
             else:
                 future.set_result(buffer)
 
@@ -163,7 +163,3 @@ def _group(model: DistributedDataParallel) -> dist.ProcessGroup:
     group = model.process_group
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def _as_exception(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else RuntimeError(repr(error))

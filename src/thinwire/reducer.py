@@ -75,6 +75,7 @@ class Reducer:
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain else None
+        self.needs_layout = self._direct is None
 
     def _open(self, group: dist.ProcessGroup, tensors: Mapping[str, Tensor]) -> None:
         """Make the lane, and hold what this worker was given against what the others were."""
@@ -99,11 +100,6 @@ class Reducer:
         return dtype is tensor.dtype or (dtype is not None and name not in self._whole.exempt)
 
     # -- work ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def needs_layout(self) -> bool:
-        """Whether `submit` must be told what lies where."""
-        return self._direct is None
 
     def begin_step(self) -> None:
         """Forget what is left of a step that somebody broke off."""

@@ -42,12 +42,11 @@ def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-
     codec = mean.codec
     if route == "two-shot" and codec.grain is None:
         raise ValueError("these payloads cannot be cut into parts; accepted routes: auto, gather")
-    if mean.exact:
+    if mean.exact or (route == "auto" and (codec.grain is None or workers <= 2)):
         return "gather"
     if route != "auto":
         return route
-    if codec.grain is None or workers <= 2:
-        return "gather"
+    assert codec.grain is not None
     gather = (workers - 1) * aligned(codec.nbytes(mean.bucket.layout, mean.level))
     parts = part_bytes(codec, mean.bucket.layout.split(workers, codec.grain), mean.level)
     two_shot = sum(parts) - min(parts) + (workers - 1) * max(parts)

@@ -149,8 +149,7 @@ class Threaded(Lane):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         # Daemon threads outlive atexit callbacks, so the join must be one; the weak reference lets lanes be freed.
-        self._at_exit = _close_at_exit(weakref.ref(self))
-        atexit.register(self._at_exit)
+        self._at_exit = close_at_exit(self)
 
     def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
         job = Job(begin, last, done)
@@ -202,10 +201,13 @@ class Threaded(Lane):
             self._advance(each)
 
 
-def _close_at_exit(reference: weakref.ref[Threaded]) -> Callable[[], None]:
-    def close() -> None:
-        lane = reference()
-        if lane is not None:
-            lane.close()
+def close_at_exit(what: Any) -> Callable[[], None]:
+    """Have `what.close()` called at exit, if it is still there; what to unregister once it was closed."""
+    reference = weakref.ref(what)
 
-    return close
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    return atexit.register(close)

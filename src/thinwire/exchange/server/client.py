@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import atexit
 import io
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +30,7 @@ from thinwire.core.request import Max, Mean, Sum
 from thinwire.core.scheme import Codec, Scheme, innermost
 from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.collectives import Collective
-from thinwire.exchange.lane import Lane, Rounds, Threaded
+from thinwire.exchange.lane import Lane, Rounds, Threaded, close_at_exit
 from thinwire.exchange.server import frames, operations, sharding
 from thinwire.exchange.server.channel import Channel, Received, Sent
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
@@ -81,8 +80,8 @@ class ParameterServer:
         if isinstance(inner, Codec):
             operations.check_known(inner)
         self._group = group
-        self._at_exit = _close_at_exit(weakref.ref(self))
-        atexit.register(self._at_exit)
+        # A process that ends without close() has still finished; only one that dies says nothing.
+        self._at_exit = close_at_exit(self)
         self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
 
     def direct(self, scheme: Scheme) -> None:
@@ -321,17 +320,6 @@ class ParameterServer:
             with self.transport.ledger.timed("wire_seconds"):
                 for work in works:
                     work.wait()
-
-
-def _close_at_exit(reference: weakref.ref[ParameterServer]) -> Callable[[], None]:
-    """A process that ends without close() has still finished; only one that dies says nothing."""
-
-    def close() -> None:
-        exchange = reference()
-        if exchange is not None:
-            exchange.close()
-
-    return close
 
 
 @dataclass(frozen=True)

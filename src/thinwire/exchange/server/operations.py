@@ -12,7 +12,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -58,9 +58,9 @@ class Operation(ABC):
     where one worker's bytes cannot be used.
     """
 
-    @abstractmethod
     def literal(self) -> dict[str, Any]:
         """What JSON can hold of it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> Operation:
@@ -98,9 +98,6 @@ class PlainSum(Operation):
     dtype: str
     numel: int
 
-    def literal(self) -> dict[str, Any]:
-        return {"reduction": self.reduction, "dtype": self.dtype, "numel": self.numel}
-
     def up_bytes(self, level: float) -> int:
         return self.numel * self._dtype.itemsize
 
@@ -130,9 +127,6 @@ class PackedSum(Operation):
     saturate: bool
     numel: int
 
-    def literal(self) -> dict[str, Any]:
-        return {"width": self.width, "saturate": self.saturate, "numel": self.numel}
-
     def up_bytes(self, level: float) -> int:
         return arithmetic.packed_size(self.numel, self.width)
 
@@ -159,14 +153,8 @@ class DecodedMean(Operation):
     down_level: float | None
 
     def literal(self) -> dict[str, Any]:
-        return {
-            "codec": self.codec.spec,
-            "layout": list(self.layout.segments),
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "down": self.down.spec,
-            "down_level": self.down_level,
-        }
+        plain = {"codec": self.codec.spec, "layout": self.layout.segments, "down": self.down.spec}
+        return super().literal() | plain
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> DecodedMean:
