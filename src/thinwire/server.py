@@ -90,8 +90,7 @@ class Role:
     def serve(self, *, optimizer: MakeOptimizer | None = None, staleness: int = 0) -> dict[str, float]:
         """Serve until every worker has closed its wire; the server's totals of bytes and messages.
 
-        Raises if all workers died. With `optimizer` the server is asynchronous: it owns the weights, see
-        `ServerOptimizer`.
+        Raises if all workers died. With `optimizer` it is asynchronous and owns the weights: see `ServerOptimizer`.
         """
         if not self.serves:
             raise ValueError("this rank trains: role.serves is False")

@@ -83,8 +83,7 @@ class Graph:
         """The graph after `lost` fell silent: what an end gave a lost edge, it gives itself.
 
         That keeps W symmetric and doubly stochastic, and a node need know only its own neighbours to do it.
-        Lost nodes keep their numbers and have no edges; `survivors_connected` says whether the rest hangs
-        together.
+        Lost nodes keep their numbers and have no edges; `survivors_connected` says whether the rest hangs together.
         """
         weights = self.weights.copy()
         for node in lost:
