@@ -12,14 +12,14 @@ from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.lab.tasks import datasets
-from thinwire.lab.tasks.models import small_cnn
+from thinwire.lab.tasks.models import Standardize, small_cnn
 
 
 def cnn_gradients(seed, *, workers=4, steps=50):
     """What the workers of a small CNN on images would send after some training."""
     images = datasets.embedded_images().train
     torch.manual_seed(seed)
-    model = small_cnn(1, 28)
+    model = nn.Sequential(Standardize(0.286, 0.353), *small_cnn(1, 28))
     parameters = list(model.parameters())
     streams = [images.shard(w, workers, seed=seed).batches(32, seed=100 * seed + w) for w in range(workers)]
     for step in range(steps + 1):
