@@ -101,7 +101,8 @@ class Wire(Reducer):
             # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, and the error
             # is raised at the end of backward. Outside of backward (DDP's join) there is no such end.
             if error is not None and not in_backward:
-                future.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
+                raised = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                future.set_exception(raised)  # type: ignore[arg-type]
             else:
                 future.set_result(buffer)
 
