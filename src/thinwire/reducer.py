@@ -75,7 +75,6 @@ class Reducer:
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain else None
-        self.needs_layout = self._direct is None
 
     def _open(self, group: dist.ProcessGroup, tensors: Mapping[str, Tensor]) -> None:
         """Make the lane, and hold what this worker was given against what the others were."""
@@ -98,6 +97,10 @@ class Reducer:
     def _merely_summed(self, name: str, tensor: Tensor) -> bool:
         dtype = self.scheme.summed_as(tensor.dtype)
         return dtype is tensor.dtype or (dtype is not None and name not in self._whole.exempt)
+
+    @property
+    def needs_layout(self) -> bool:
+        return self._direct is None
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
