@@ -15,6 +15,8 @@ from helpers.specs import BUCKETWISE, every_spec
 from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
 from helpers.world import run_world
 from thinwire import checkpoint
+from thinwire.core.layout import Layout
+from thinwire.core.memory import Memory
 
 
 def run(model, optimizer, steps):
@@ -149,20 +151,28 @@ def _refusals(states):
     model, optimizer, wire = start(MANY_BUCKETS, "qsgd", True)
     run(model, optimizer, range(2))
     before = copy.deepcopy(wire.state_dict())
-    other = states[1 - dist.get_rank()]
+    own, other = checkpoint.part(dist.get_rank()), states[1 - dist.get_rank()]
     for bad, message in (
         (other, "needs its own part, worker000"),
         (before | {"scheme": "fp16"}, "saved under 'fp16'"),
         (before | {"seed": 7}, "saved under seed 7"),
-        (before | {"workers": 3}, "parts of all 3 are needed; missing"),
-        (before | {checkpoint.part(dist.get_rank()): {}}, "does not fit"),
+        (before | {"workers": 3}, "(?s)parts of all 3 are needed; missing.*load_state_dict.*checkpoint.merge"),
+        (before | {checkpoint.part(dist.get_rank()): {}}, "does not fit: missing .*2.weight.*residual"),
+        (before | {own: before[own] | {"gone": {"residual": torch.zeros(3)}}}, "unknown .*gone.*exempt="),
+        (before | {own: before[own] | {"2.weight": {"residual": torch.zeros(3)}}}, "shape"),
+        (before | {own: {"2.weight": 3}}, "must hold tensors"),
+        (before | {"steering": {"controller": "mqgrad"}}, "a controller, 'mqgrad', and this wire has none"),
+        (before | {"step": "x"}, "must be numbers"),
+        (before | {"ledger": {"bytes_sent": "x"}}, "must be numbers"),
+        (before | {"exchange": {"server0000": {}}}, "only a parameter server"),
+        ({key: before[key] for key in ("format", "scheme", "seed")}, "lacks workers, step, shared, ledger"),
         ({"format": 99}, "not a thinwire state"),
         ([], "not a thinwire state"),
     ):
         with pytest.raises(ValueError, match=message):
             wire.load_state_dict(bad)
     after = wire.state_dict()
-    own = checkpoint.part(dist.get_rank())
+    assert after["step"] == 2
     for name in before[own]:
         assert torch.equal(before[own][name]["residual"], after[own][name]["residual"])
     wire.close()
@@ -174,3 +184,35 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     assert run_world(_refusals, 2, states) == [True, True]
     with pytest.raises(ValueError, match="not of one run: step is 3 and 4"):
         checkpoint.merge([states[0], states[1] | {"step": 4}])
+
+
+def _forgetful(states, spec, options):
+    """Residuals that this wire has no place for, at the same and at another number of workers."""
+    model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
+    with (
+        tw.attach(model, spec, **options) as wire,
+        pytest.raises(ValueError, match=r"(?s)not fit.*feedback= and exempt="),
+    ):
+        wire.load_state_dict(states[dist.get_rank()] if dist.get_world_size() == 2 else checkpoint.merge(states))
+    return True
+
+
+@pytest.mark.parametrize("options", [{"feedback": False}, {"exempt": ["*weight"], "feedback": True}], ids=str)
+def test_what_is_owed_is_never_dropped_without_a_word(options):
+    states = run_world(_saved, 2, "qsgd")
+    assert all(run_world(_forgetful, 2, states, "qsgd", options))
+    assert all(run_world(_forgetful, 1, states, "qsgd", options))
+
+
+SIZES = (("a", 3), ("b", 2))
+
+
+def test_a_residual_of_another_dtype_is_taken_after_the_first_step():
+    layout, memory = Layout.of([(name, (numel,)) for name, numel in SIZES]), Memory()
+    for name, numel in SIZES:
+        memory.add(name, {"residual": torch.zeros(numel)})
+    flat = memory.flat("residual", layout)
+    memory.load_state_dict(
+        {name: {"residual": torch.full((numel,), 7.0, dtype=torch.bfloat16)} for name, numel in SIZES}
+    )
+    assert torch.equal(flat, torch.full((5,), 7.0)) and memory.flat("residual", layout) is flat

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 import thinwire as tw
 from helpers.models import digest, mlp
-from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, train
+from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of, train
 from helpers.world import run_world
 
 
@@ -145,3 +146,113 @@ def _hollow(spec):
 @pytest.mark.parametrize("spec", ["fp16", "qsgd"])
 def test_a_bucket_without_elements(spec):
     assert_replicas_equal(run_world(_hollow, 2, spec))
+
+
+class Complex(nn.Module):
+    """Complex parameters, large and small, beside real ones."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.wave = nn.Parameter(torch.randn(20, 60, dtype=torch.complex64) / 20)
+        self.phase = nn.Parameter(torch.randn(60, dtype=torch.complex64))
+        self.point = nn.Parameter(torch.tensor(1 + 1j))
+        self.out = nn.Linear(60, 7)
+
+    def forward(self, x):
+        return self.out(((x.to(torch.complex64) @ self.wave + self.phase) * self.point).abs())
+
+
+def _gradients(model, spec, **options):
+    """Of this rank's first batches, as exchanged under a scheme, or plain."""
+    ddp = DDP(model, bucket_cap_mb=MANY_BUCKETS)
+    wire = tw.attach(ddp, spec, **options) if spec else None
+    for step in range(2):  # DDP regroups its buckets after the first
+        ddp.zero_grad()
+        loss_of(ddp, step).backward()
+    if wire is not None:
+        wire.close()
+    return [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in model.parameters()]
+
+
+def _complex():
+    specs = ("fp32", "fp16", "qsgd(bits=8)", "nq(bits=8)", "topk(density=1, values='fp32')", "powersgd(factor_rank=64)")
+    return _gradients(Complex(), None), {spec: _gradients(Complex(), spec) for spec in specs}
+
+
+def test_complex_parameters_are_exchanged_whole():
+    results = run_world(_complex, 2)
+    plain, compressed = results[0]
+    for spec, grads in compressed.items():
+        assert_equal(grads, results[1][1][spec])
+        for mine, exact in zip(grads, plain, strict=True):
+            error = (mine - exact).abs().pow(2).sum() / exact.abs().pow(2).sum()
+            assert error <= (0 if spec == "fp32" else 1e-3), (spec, error)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 40, sparse=True)
+        self.bag = nn.EmbeddingBag(50, 40, sparse=True, mode="sum")
+        self.out = nn.Linear(40, 7)
+
+    def forward(self, x):
+        places = (x[:, :5].abs() * 10).long()
+        return self.out(self.table(places).sum(1) + self.bag(places))
+
+
+def _sparse():
+    specs = ("fp32", "fp16", "qsgd(bits=8)", "topk", "powersgd")
+    return _gradients(Sparse(), None), {spec: _gradients(Sparse(), spec, exempt=()) for spec in specs}
+
+
+def test_sparse_embeddings_travel_as_in_plain_ddp():
+    results = run_world(_sparse, 2)
+    plain, compressed = results[0]
+    for spec, grads in compressed.items():
+        assert_equal(grads, results[1][1][spec])
+        assert_equal(grads[:2], plain[:2])
+    assert_equal(compressed["fp32"], plain)
+
+
+class Alternating(nn.Module):
+    """A head that no rank uses in some steps."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.head = nn.Linear(20, 64, bias=False), nn.Linear(64, 70, bias=False)
+        self.used = True
+
+    def forward(self, x):
+        hidden = self.trunk(x).tanh()
+        return (self.head(hidden) if self.used else hidden)[:, :7]
+
+
+def _unused_law(spec, view):
+    """|sum of applied means + mean residual - sum of exact means| / |sum of exact means|, of the head."""
+    models = [
+        DDP(Alternating(), find_unused_parameters=True, gradient_as_bucket_view=view, bucket_cap_mb=MANY_BUCKETS)
+        for _ in range(2)
+    ]
+    applied, exact = torch.zeros(70, 64), torch.zeros(70, 64)
+    with tw.attach(models[0], spec) as wire:
+        for step, used in enumerate((True, True, False, False, True, False)):
+            for model, total in zip(models, (applied, exact), strict=True):
+                model.module.used = used
+                model.zero_grad()
+                loss_of(model, step).backward()
+                assert (model.module.head.weight.grad is not None) is used
+                if used:
+                    total += model.module.head.weight.grad
+        owed = wire.memory["head.weight", "residual"].clone()
+        dist.all_reduce(owed)
+    return float((applied + owed / dist.get_world_size() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("spec", ["topk(density=0.05)", "signsgd", "powersgd"])
+def test_what_is_owed_to_a_parameter_that_nobody_used_is_owed_still(spec, view):
+    assert max(run_world(_unused_law, 2, spec, view)) < 1e-5

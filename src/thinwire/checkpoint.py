@@ -4,6 +4,7 @@
         "format": 1, "scheme": spec, "workers": n, "step": ..., "seed": ...,
         "shared": {parameter: {key: tensor}},          equal on all workers
         "worker0003": {parameter: {key: tensor}},      this worker's own
+        "scale": ...,                                  of the loss, when these were saved; None: unknown
         "ledger": {...},
         "steering": {...},                             level, losses and the controller
         "exchange": {server: ...},                     what servers hold; in the first worker's state only
@@ -12,13 +13,14 @@
 Each worker's part has its own name, so torch.distributed.checkpoint, which keeps one copy of equally named tensors,
 keeps them all. At another number of workers, m instead of n, worker j takes the residuals of the old workers
 i = j, j + m, j + 2m ... together, times m/n: the residuals' part in the next mean, sum(e_i)/n, is kept and nothing
-is lost. Shared state is taken as it is; other per-worker state starts anew. That needs the parts of all old workers:
-`merge` puts them together, and `wire.state_dict(workers=n)` makes an empty state for a distributed checkpoint to fill.
+is lost. Shared state is taken as it is; other per-worker state starts anew. That needs the parts of those old workers:
+`merge` puts all together, and `wire.state_dict(workers=n)` makes an empty state, with the parts that this worker will
+take, for a distributed checkpoint to fill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,17 +38,19 @@ def part(worker: int) -> str:
 
 
 def save(wire: Reducer, workers: int | None = None) -> dict[str, Any]:
-    """This worker's state; with `workers`, an empty one with the parts of so many workers, to be filled by a loader."""
+    """This worker's state; with `workers`, an empty one as so many workers left it, to be filled by a loader."""
     shared, own = _divide(wire)
     parts = {part(wire.exchange.worker): own}
+    wire.prepared_for = workers
     if workers is not None:
-        parts = {part(worker): _map(own, torch.zeros_like) for worker in range(workers)}
+        parts = {part(old): _map(own, torch.zeros_like) for old in _taken(wire, workers)}
     return {
         "format": FORMAT,
         "scheme": wire.scheme.spec,
         "workers": wire.exchange.workers if workers is None else workers,
         "step": wire.step,
         "seed": wire.seed,
+        "scale": wire.memory_scale,
         "shared": shared,
         "ledger": wire.exchange.transport.ledger.totals(),
         "steering": wire.steering.state_dict() if wire.steering else {},
@@ -70,45 +74,112 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def load(wire: Reducer, state: Mapping[str, Any]) -> None:
     """Take a saved state, or raise ValueError and change nothing."""
+    step, scale, ledger = _head(wire, state)
+    together = _memory(wire, state)
+    wire.memory.check(together)
+    take_steering = _steering(wire, state)
+    wire.exchange.load_state_dict(dict(state.get("exchange", {})))  # the servers check for themselves
+    wire.memory.load_state_dict(together)
+    wire.step, wire.memory_scale = step, scale
+    take_steering()
+    wire.exchange.transport.ledger.load(ledger)
+
+
+def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, dict[str, float]]:
+    """Step, scale and ledger of a state that was made for this wire."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise ValueError(f"not a thinwire state of format {FORMAT}: {_describe(state)}")
+    missing = [key for key in ("scheme", "workers", "step", "seed", "shared", "ledger") if key not in state]
+    if missing:
+        raise ValueError(f"the state lacks {', '.join(missing)}")
     if state["scheme"] != wire.scheme.spec:
-        raise ValueError(f"the state was saved under {state['scheme']!r}, this wire has {wire.scheme.spec!r}")
+        raise ValueError(
+            f"the state was saved under {state['scheme']!r}, this wire has {wire.scheme.spec!r}, to which it means "
+            "nothing: attach with the former, or load the model alone and begin anew"
+        )
     if state["seed"] != wire.seed:
-        raise ValueError(f"the state was saved under seed {state['seed']}, this wire has {wire.seed}")
-    shared, own = _divide(wire)
-    workers, worker = wire.exchange.workers, wire.exchange.worker
-    if state["workers"] == workers:
-        if part(worker) not in state:
-            has = ", ".join(key for key in state if _is_part(key))
-            raise ValueError(f"rank {worker} needs its own part, {part(worker)}; this state has {has}")
-        taken = state[part(worker)]
-    else:
-        taken = _at_other_size(own, state, workers, worker)
-    together: State = {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in {**shared, **own}}
-    wire.memory.load_state_dict({name: entry for name, entry in together.items() if entry})
-    wire.step = int(state["step"])
-    if wire.steering is not None and state.get("steering"):
-        wire.steering.load_state_dict(state["steering"])
-    wire.exchange.load_state_dict(dict(state.get("exchange", {})))
-    wire.exchange.transport.ledger.load({key: float(value) for key, value in state["ledger"].items()})
+        raise ValueError(f"the state was saved under seed {state['seed']}, this wire has {wire.seed}: attach with that")
+    scale = state.get("scale")
+    try:
+        ledger = {str(key): float(value) for key, value in state["ledger"].items()}
+        return int(state["step"]), None if scale is None else float(scale), ledger
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the state's step, scale and ledger must be numbers: {error}") from error
 
 
-def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: int) -> State:
-    old = int(state["workers"])
-    missing = [part(i) for i in range(old) if part(i) not in state]
+def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
+    """What this worker is to remember: its own, or its share of what the workers of another number had."""
+    _, own = _divide(wire)
+    workers, worker, old = wire.exchange.workers, wire.exchange.worker, state["workers"]
+    if not isinstance(old, int) or old < 1:
+        raise ValueError(f"the state's number of workers must be 1 or more, got {old!r}")
+    # Of an incomplete state, workers that lack nothing themselves must not go on without the others.
+    needed = _taken(wire, old) if old in (workers, wire.prepared_for) else range(old)
+    missing = [part(i) for i in needed if part(i) not in state]
+    if missing and old == workers:
+        has = ", ".join(key for key in state if _is_part(key))
+        raise ValueError(f"rank {worker} needs its own part, {missing[0]}; this state has {has or 'none'}")
     if missing:
         raise ValueError(
             f"the state was saved by {old} workers and is loaded by {workers}, so the parts of all {old} are needed; "
-            f"missing {', '.join(missing[:4])}: thinwire.checkpoint.merge puts them together"
+            f"missing {', '.join(missing[:4])}. On every rank:\n"
+            f"    states = [torch.load(path_of(worker)) for worker in range({old})]\n"
+            "    wire.load_state_dict(thinwire.checkpoint.merge(states))"
         )
+    for key in ("shared", *filter(_is_part, state)):
+        _check_tensors(key, state[key])
+    taken = state[part(worker)] if old == workers else _at_other_size(own, state, workers, worker)
+    names = dict.fromkeys([*state["shared"], *taken])
+    return {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in names}
+
+
+def _taken(wire: Reducer, old: int) -> range:
+    """Whose residuals, of the workers of a state, this worker takes."""
+    workers, worker = wire.exchange.workers, wire.exchange.worker
+    return range(worker, worker + 1) if old == workers else range(worker, old, workers)
+
+
+def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: int) -> State:
+    old, expected = int(state["workers"]), _residuals(own)
+    for key in filter(_is_part, state):
+        found = _residuals(state[key])
+        odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+        if odd:
+            raise ValueError(
+                f"the residuals saved in {key} do not fit: {odd[:3]} ({len(odd)} in all) are missing, unknown or of "
+                "another shape; they must come from the same model and scheme, with the same feedback= and exempt="
+            )
     taken = _map(own, torch.clone)
-    for name, entry in taken.items():
-        if "residual" in entry:
-            entry["residual"].zero_()
-            for i in range(worker, old, workers):
-                entry["residual"].add_(state[part(i)][name]["residual"], alpha=workers / old)
+    for name in expected:
+        residual = taken[name]["residual"].zero_()
+        for i in range(worker, old, workers):
+            residual.add_(state[part(i)][name]["residual"].to(residual), alpha=workers / old)
     return taken
+
+
+def _residuals(state: State) -> dict[str, torch.Size]:
+    return {name: entry["residual"].shape for name, entry in state.items() if "residual" in entry}
+
+
+def _steering(wire: Reducer, state: Mapping[str, Any]) -> Callable[[], None]:
+    """What to call, once all is checked, to take the controller's part."""
+    saved = state.get("steering")
+    if not saved:
+        return lambda: None
+    if wire.steering is None:
+        raise ValueError(
+            f"the state has a controller, {saved.get('controller')!r}, and this wire has none: attach with "
+            "controller=, or leave it out: state['steering'] = {}"
+        )
+    return wire.steering.loaded(saved)
+
+
+def _check_tensors(part: str, entries: object) -> None:
+    if not isinstance(entries, Mapping) or not all(
+        isinstance(entry, Mapping) and all(isinstance(tensor, Tensor) for tensor in entry.values())
+        for entry in entries.values()
+    ):
+        raise ValueError(f"the state's part {part!r} must hold tensors by parameter and key")
 
 
 def _divide(wire: Reducer) -> tuple[State, State]:

@@ -8,16 +8,18 @@ It does not know who brings it work: front doors (`ddp`) feed it, and what must 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire import checkpoint
+from thinwire import checkpoint, kernels
 from thinwire.control import Controller
 from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.feedback import wrap
@@ -33,6 +35,13 @@ from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Done, Job, Rounds
 from thinwire.schemes import parse
 from thinwire.steering import Measured, Steering
+
+
+@runtime_checkable
+class Scaler(Protocol):
+    """What a torch.amp.GradScaler is here."""
+
+    def get_scale(self) -> float: ...
 
 
 class Reducer:
@@ -63,14 +72,21 @@ class Reducer:
         self.seed = seed
         self.step = 0
         self.memory = Memory()
+        self.memory_scale: float | None = None  # of the loss, in what is remembered; None: unknown, or no matter
+        self.prepared_for: int | None = None  # how many workers' state was to be filled and loaded
         exact = frozenset(name for name, tensor in tensors.items() if exempted(exempt, self.scheme, name, tensor))
         for name, tensor in tensors.items():
             if name not in exact:
                 self.memory.add(name, self.scheme.init(name, like(tensor), seed))
+        if tensors and len(exact) == len(tensors) and not self.scheme.exact:
+            warnings.warn(f"all tensors are exempt, so {self.scheme.name} has nothing to compress", stacklevel=3)
         self._whole = Partition(Measured(self.scheme, self.steering) if self.steering else self.scheme, exact)
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Layout] = {}
         self._jobs: list[Job] = []
         self._failed: BaseException | None = None  # what the step under way met first
+        self._finite = True  # all means of the step under way; known only where there is a loss scale
+        self._scale: Scaler | float | None = None
+        self.may_undo = False  # what a step remembers may have to be forgotten at its end
         self._open(group, tensors)
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
@@ -82,6 +98,7 @@ class Reducer:
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         try:
             self.exchange.agree({
+                "version of thinwire": metadata.version("thinwire"),
                 "scheme": self.scheme.spec,
                 "feedback and warm-up": repr(self.scheme),
                 "seed": str(self.seed),
@@ -106,7 +123,8 @@ class Reducer:
 
     def begin_step(self) -> None:
         """Forget what is left of a step that somebody broke off."""
-        self._jobs, self._failed = [], None
+        self._jobs, self._failed, self._finite = [], None, True
+        self.memory.forget_stash()
 
     def submit(self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done) -> None:
         """Turn a bucket into the group's mean, in place. `done` is called once: with None, or with what went wrong.
@@ -124,17 +142,48 @@ class Reducer:
             self._direct.mean(buffer, last=last, done=ended)
             return
         assert layout is not None and self.exchange.lane is not None
+        if layout.numel != buffer.numel():
+            raise ValueError(f"a bucket of {buffer.numel()} entries is said to hold {layout.numel}: {layout.names[:3]}")
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
-        begin = partial(self._rounds, buffer, layout, self.step)
+        begin = partial(self._rounds, buffer, layout, self.step, self._current_scale())
         self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended))
 
-    def _rounds(self, buffer: Tensor, layout: Layout, step: int, scratch: Scratch) -> Rounds:
-        exchange = self.exchange
-        bucket = Bucket(buffer, layout, exchange.workers, exchange.worker, step, self.seed, None, scratch)
-        return drive(self._whole.converse(bucket, self.memory, self.level), exchange, scratch)
+    def submit_nothing(self) -> None:
+        """Say after the fact that the bucket before was the last of the step."""
+        if self._direct is not None:
+            self._direct.finish()
+        elif self.exchange.lane is not None:
+            self._jobs.append(self.exchange.lane.submit(_nothing, last=True, done=lambda error: None))
 
-    def end_step(self) -> None:
-        """Wait for all buckets of the step; raise what went wrong."""
+    def _rounds(self, buffer: Tensor, layout: Layout, step: int, scale: float | None, scratch: Scratch) -> Rounds:
+        exchange = self.exchange
+        self._follow(scale)
+        if self.may_undo:
+            self.memory.stash(layout.names)
+        bucket = Bucket(buffer, layout, exchange.workers, exchange.worker, step, self.seed, None, scratch)
+        mean = yield from drive(self._whole.converse(bucket, self.memory, self.level), exchange, scratch)
+        if scale is not None and not kernels.all_finite(buffer):
+            self._finite = False
+        return mean
+
+    def _current_scale(self) -> float | None:
+        return self._scale.get_scale() if isinstance(self._scale, Scaler) else self._scale
+
+    def _follow(self, scale: float | None) -> None:
+        """Have what is remembered in the units that gradients come in now."""
+        if scale is None or scale == self.memory_scale:
+            return
+        if self.memory_scale is not None:
+            self.scheme.rescale(self.memory, scale / self.memory_scale)
+        self.memory_scale = scale
+        if self.steering is not None:
+            self.steering.scale = scale
+
+    def end_step(self, *, silent: bool = False) -> None:
+        """Wait for all buckets of the step; raise what went wrong.
+
+        silent: this worker had no data of its own any more, so that it observed no loss.
+        """
         if self._jobs:
             with self.exchange.transport.ledger.timed("exposed_seconds"):
                 for job in self._jobs:
@@ -143,9 +192,11 @@ class Reducer:
         failed = self._failed
         if failed is not None:
             raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
+        if not self._finite:
+            self.memory.restore()  # nobody will apply this step
         self.step += 1
         if self.steering is not None:
-            self.steering.end_step(self.step, self.exchange)
+            self.steering.end_step(self.step, self.exchange, silent=silent)
 
     def reduce(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step, here and now: the mean of everybody's tensors, by name. All have one dtype."""
@@ -158,6 +209,23 @@ class Reducer:
         return {s.name: buffer[s.start : s.stop].view(s.shape) for s in layout.segments}
 
     # -- what a user calls, at every front door ------------------------------------------------------------------------
+
+    def scale(self, scaler: Scaler | float) -> None:
+        """Tell of the scale of the loss, and so of the gradients: a GradScaler, or a number. Every worker, alike.
+
+        What is remembered of gradients then follows the scale, and a step in which anything is not finite, which the
+        scaler will skip, leaves no trace in it. That costs a copy of what is remembered.
+
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 10))
+        >>> scaler = torch.amp.GradScaler("cpu")
+        >>> wire = tw.attach(model, "topk(density=0.01)")
+        >>> wire.scale(scaler)
+        >>> wire.close()
+        """
+        if not isinstance(scaler, Scaler) and not (isinstance(scaler, int | float) and scaler > 0):
+            raise ValueError(f"scale() takes a GradScaler or a number above 0, got {scaler!r}")
+        self._scale = scaler
+        self.may_undo = True
 
     def observe(self, loss: float | Tensor) -> None:
         """Tell the controller how training goes; without a controller there is nobody to tell."""
@@ -215,3 +283,8 @@ class Reducer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _nothing(scratch: Scratch) -> Rounds:
+    return
+    yield  # makes it a generator: a conversation that asks for nothing

@@ -8,6 +8,7 @@ bucket. So all workers change level at the same step, and training waits only fo
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import deque
@@ -48,12 +49,22 @@ class Steering:
         self._began = time.perf_counter()
         self._bytes = 0.0
         self._job: Job | None = None
+        self.scale = 1.0  # gradients are so many times too large
+        self._steps = 0  # since the start or a resume
+        self._told = False
 
     def observe(self, loss: float | Tensor) -> None:
+        self._told = True
         self._observed.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
 
-    def end_step(self, step: int, exchange: Exchange) -> None:
-        """After a step: when due, decide. Raises what the last decision met."""
+    def end_step(self, step: int, exchange: Exchange, *, silent: bool = False) -> None:
+        """After a step: when due, decide. Raises what the last decision met.
+
+        silent: this worker had no data of its own, so it may have seen no loss.
+        """
+        self._steps += 1
+        if self.controller.needs_loss and not self._told and not silent and self._steps > 1:
+            raise ValueError(f"{self.controller.name} decides by the loss: call wire.observe(loss) after every step")
         if self._job is not None and self._job.ended:
             failed, self._job = self._job.error, None
             if failed is not None:
@@ -63,8 +74,6 @@ class Steering:
         self.due = (step + 1) % self.controller.interval == 0
 
     def _begin_decision(self, step: int, exchange: Exchange) -> None:
-        if self.controller.needs_loss and not self._observed:
-            raise ValueError(f"{self.controller.name} decides by the loss: call wire.observe(loss) after every step")
         observed, self._observed = self._observed, []
         now, interval = time.perf_counter(), self.controller.interval
         seconds, self._began = (now - self._began) / interval, now
@@ -76,7 +85,7 @@ class Steering:
             losses = [float(loss) for loss in observed]
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
             return Observation(
-                step, self.level, seconds, nbytes, math.sqrt(squares["mean"]),
+                step, self.level, seconds, nbytes, math.sqrt(squares["mean"]) / self.scale,
                 squares["lost"] / squares["given"] if squares["given"] else math.nan, tuple(self._history),
             )  # fmt: skip
 
@@ -87,10 +96,11 @@ class Steering:
         )
 
     def _decide(self, see: Callable[[], Observation], exchange: Exchange) -> Conversation:
-        workers, numbers = exchange.workers, see().numbers()
-        total = yield Sum(torch.tensor(numbers, dtype=torch.float64, device=exchange.device))
+        numbers = torch.tensor(see().numbers(), dtype=torch.float64, device=exchange.device)
+        known = ~numbers.isnan()
+        total, count = (yield Sum(torch.cat([numbers.where(known, 0.0), known.to(numbers.dtype)]))).chunk(2)
         with exchange.transport.ledger.timed("controller_seconds"):
-            level = self.controller.decide(Observation.of((total / workers).tolist()))
+            level = self.controller.decide(Observation.of((total / count).tolist()))
         agreed = yield Max(torch.tensor([level], dtype=torch.float64, device=exchange.device))
         self.level = float(agreed)
         return agreed
@@ -111,7 +121,11 @@ class Steering:
             "observed": [float(loss) for loss in self._observed],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def loaded(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Check a saved state; what to call to take it, which cannot fail."""
+        missing = [key for key in ("controller", "learnt", "level", "history", "observed") if key not in state]
+        if missing:
+            raise ValueError(f"the controller's state lacks {', '.join(missing)}")
         if state["controller"] != self.controller.spec:
             raise ValueError(
                 f"the state was saved under {state['controller']!r}, this wire's controller is {self.controller.spec!r}"
@@ -121,10 +135,15 @@ class Steering:
                 f"the state is of a version in which one rank alone held the controller, so what "
                 f"{self.controller.name} had learnt is not in it; leave it out: state['steering'] = {{}}"
             )
-        self.controller.load_state_dict(state["learnt"])
-        self.level = float(state["level"])
-        self._history = deque(state["history"], WINDOW)
-        self._observed = list(state["observed"])
+        controller = copy.deepcopy(self.controller)
+        controller.load_state_dict(state["learnt"])
+        level, history = float(state["level"]), deque(map(float, state["history"]), WINDOW)
+        observed: list[float | Tensor] = [float(loss) for loss in state["observed"]]
+
+        def take() -> None:
+            self.controller, self.level, self._history, self._observed = controller, level, history, observed
+
+        return take
 
 
 @dataclass(frozen=True)

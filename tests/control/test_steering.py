@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from helpers.models import batch, digest, mlp
+from helpers.training import loss_of
 from helpers.world import run_world
 
 
@@ -98,8 +99,10 @@ def test_the_knob_may_be_bits_density_or_rank():
 
 def _silent():
     model = DDP(mlp())
-    with tw.attach(model, "qsgd", controller="mqgrad(interval=1)"), pytest.raises(ValueError, match="observe"):
-        nn.functional.mse_loss(model(batch(0, 0)[0]), batch(0, 0)[1]).backward()
+    with tw.attach(model, "qsgd", controller="mqgrad"):
+        loss_of(model, 0).backward()  # the loss may be told after it
+        with pytest.raises(ValueError, match="observe"):
+            loss_of(model, 1).backward()
     with pytest.raises(ValueError, match="has no knob"):
         tw.attach(DDP(mlp()), "fp16", controller="mqgrad")
     return True
@@ -107,3 +110,22 @@ def _silent():
 
 def test_a_learner_that_is_told_nothing_says_so():
     assert run_world(_silent, 2) == [True, True]
+
+
+def _uneven(steps):
+    """One rank runs out of data first, or never had any; the others go on under the controller."""
+    model = DDP(mlp())
+    with tw.attach(model, "qsgd(bits=4, block=64)", controller="mqgrad(interval=2, levels_from=(2, 4, 8))") as wire:
+        with model.join():
+            levels_and_bytes(model, wire, dist.get_rank(), steps[dist.get_rank()])
+        wire.steering.settle()
+        learnt = wire.steering.state_dict()["learnt"]
+        return wire.stats()["steps"], wire.level, learnt["decisions"], learnt["weights"], digest(model)
+
+
+@pytest.mark.parametrize("steps", [(3, 8), (8, 0)])
+def test_a_controller_goes_on_when_a_rank_runs_out_of_data(steps):
+    (counted, level, decisions, weights, model), other = run_world(_uneven, 2, steps)
+    assert (counted, level, decisions) == other[:3] and counted == 8
+    assert decisions >= 3 and torch.isfinite(weights).all() and torch.equal(weights, other[3])
+    assert all(torch.equal(a, b) for a, b in zip(model, other[4], strict=True))

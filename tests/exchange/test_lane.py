@@ -1,5 +1,6 @@
 """Lanes by themselves, with collectives that are made up: order, depth, failure, closing, and what they let go of."""
 
+import gc
 import threading
 import time
 import weakref
@@ -188,6 +189,28 @@ def test_both_rounds_of_a_bucket_are_in_flight_beside_another_buckets(lane):
         ]
         # The last bucket's second round has nobody left to hide behind.
         assert beside or (bucket, number) == ("d", 1)
+
+
+def test_closing_from_another_thread_leaves_no_job_that_never_ends():
+    for _ in range(200):
+        lane, jobs = Threaded(Transport(), "test-lane"), []
+        closing = threading.Thread(target=lane.close)
+        for number in range(20):
+            jobs.append(lane.submit(partial(asking, number, 1, [], {}), last=number % 4 == 3, done=lambda error: None))
+            if number == 10:
+                closing.start()
+        closing.join(60)
+        assert all(job.wait(60) for job in jobs)
+
+
+def test_a_lane_that_nobody_holds_ends_its_thread():
+    lane = Threaded(Transport(), "test-dropped-lane")
+    assert finished(submit(lane, "ab", 2, [])) == [None, None]
+    thread = lane._thread
+    del lane
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 class Buffer:

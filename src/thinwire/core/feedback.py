@@ -35,6 +35,10 @@ class Feedback(Wrapper):
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
 
+    def rescale(self, memory: Memory, factor: float) -> None:
+        memory.multiply("residual", factor)
+        self.scheme.rescale(memory, factor)
+
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         residual = memory.flat("residual", bucket.layout)
         bucket.flat.add_(residual)

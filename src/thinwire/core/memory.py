@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -20,11 +21,13 @@ class Memory:
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
         self._flats: dict[tuple[str, tuple[str, ...]], Tensor] = {}
-        self.names: set[str] = set()
+        self._keys: dict[str, list[str]] = {}  # of each parameter
+        self._stash: dict[tuple[str, str], Tensor] = {}
+        self._stashed: set[str] = set()
 
     def add(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Remember a parameter, with what a scheme's `init` made for it."""
-        self.names.add(name)
+        self._keys[name] = list(state)
         for key, tensor in state.items():
             self._tensors[name, key] = tensor
 
@@ -34,8 +37,8 @@ class Memory:
     def __setitem__(self, name_key: tuple[str, str], tensor: Tensor) -> None:
         assert name_key in self._tensors, f"{name_key} is not in this memory: a scheme's init() declares what it keeps"
         kept = self._tensors[name_key]
-        if kept.shape == tensor.shape and kept.dtype == tensor.dtype:
-            kept.copy_(tensor)
+        if kept.shape == tensor.shape:
+            kept.copy_(tensor)  # a view of a flat, and its dtype, stay
         else:
             self._tensors[name_key] = tensor
 
@@ -62,6 +65,33 @@ class Memory:
             self._flats[key, layout.names] = flat
         return flat
 
+    def multiply(self, key: str, factor: float) -> None:
+        """`key` of every parameter that has it, times `factor`."""
+        for (_, own), tensor in self._tensors.items():
+            if own == key:
+                tensor.mul_(factor)
+
+    def stash(self, names: Iterable[str]) -> None:
+        """Keep a copy of what is remembered of these parameters, for `restore`."""
+        for name in names:
+            for key in self._keys.get(name, ()):
+                kept, copy = self._tensors[name, key], self._stash.get((name, key))
+                if copy is None or copy.shape != kept.shape:
+                    self._stash[name, key] = kept.clone()
+                else:
+                    copy.copy_(kept)
+            self._stashed.add(name)
+
+    def restore(self, names: Iterable[str] | None = None) -> None:
+        """Put back what was stashed of these parameters, or of all, as if nothing had happened since."""
+        for name in self._stashed.intersection(self._stashed if names is None else names):
+            for key in self._keys.get(name, ()):
+                self[name, key] = self._stash[name, key].clone()
+
+    def forget_stash(self) -> None:
+        """What was stashed holds no more; its memory is kept for the next time."""
+        self._stashed.clear()
+
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """{parameter: {key: tensor}}; the tensors are the memory itself, not copies."""
         state: dict[str, dict[str, Tensor]] = {}
@@ -69,14 +99,15 @@ class Memory:
             state.setdefault(name, {})[key] = tensor
         return state
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take every tensor of `state`. Names and keys must be the ones this memory has."""
+    def check(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Raise ValueError unless `state` has the names, keys and shapes of this memory."""
         given = {(name, key) for name, entry in state.items() for key in entry}
         if given != set(self._tensors):
             missing, unknown = sorted(set(self._tensors) - given), sorted(given - set(self._tensors))
             raise ValueError(
                 f"the saved memory does not fit: missing {missing[:3]}, unknown {unknown[:3]} "
-                f"({len(missing)} and {len(unknown)} in all); it must come from the same model and scheme"
+                f"({len(missing)} and {len(unknown)} in all); it must come from the same model and scheme, "
+                "with the same feedback= and exempt="
             )
         for (name, key), kept in self._tensors.items():
             tensor = state[name][key]
@@ -84,9 +115,14 @@ class Memory:
                 raise ValueError(
                     f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}"
                 )
-        for name, key in given:
-            self[name, key] = state[name][key].to(self._tensors[name, key].device)
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take every tensor of `state`, or raise ValueError and change nothing. Dtypes and devices stay as they are."""
+        self.check(state)
+        for name, key in self._tensors:
+            self[name, key] = state[name][key]
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+        kept = chain(self._tensors.values(), self._stash.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in kept)

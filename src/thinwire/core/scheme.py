@@ -108,6 +108,9 @@ class Scheme(Specced, ABC):
         """
         return {}
 
+    def rescale(self, memory: Memory, factor: float) -> None:
+        """Gradients are `factor` times what they were, by a loss scale: so is whatever is remembered of them."""
+
     def report(self, memory: Memory) -> dict[str, float]:
         """Numbers of this scheme's own, for `stats()`."""
         return {}
@@ -210,6 +213,9 @@ class Wrapper(Scheme):
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return self.scheme.init(name, like, seed)
+
+    def rescale(self, memory: Memory, factor: float) -> None:
+        self.scheme.rescale(memory, factor)
 
     def report(self, memory: Memory) -> dict[str, float]:
         return self.scheme.report(memory)

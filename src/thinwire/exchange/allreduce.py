@@ -10,6 +10,7 @@ A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -54,16 +55,21 @@ class AllReduce:
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
-        self._everyone = len(ranks) == dist.get_world_size()
+        everyone = len(ranks) == dist.get_world_size()
         own = dist.new_group(
             ranks,
             timeout=_timeout(group),
             backend=dist.get_backend(group),
-            use_local_synchronization=not self._everyone,
+            use_local_synchronization=not everyone,
         )
         assert isinstance(own, dist.ProcessGroup)
         self.group, self._beside = own, group
         self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
+        # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
+        # what it left in the store. It stays until the user destroys all groups.
+        self._let_go = weakref.finalize(self, _destroy, own) if everyone else None
+        if self._let_go is not None:
+            self._let_go.atexit = False
 
     @property
     def device(self) -> str:
@@ -91,11 +97,8 @@ class AllReduce:
         if self._direct is not None:
             self._direct.close()
             self._direct = None
-        # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
-        # what it left in the store. It stays until the user destroys all groups.
-        if self._everyone:
-            with suppress(ValueError, AssertionError):  # destroyed already
-                dist.destroy_process_group(self.group)
+        if self._let_go is not None:
+            self._let_go()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -174,6 +177,11 @@ class AllReduce:
 
 def _bytes(bucket: Bucket, name: str, size: int) -> Tensor:
     return bucket.scratch.take(name, size, torch.uint8, bucket.flat.device)
+
+
+def _destroy(group: dist.ProcessGroup) -> None:
+    with suppress(ValueError, AssertionError):  # destroyed already
+        dist.destroy_process_group(group)
 
 
 def _timeout(group: dist.ProcessGroup):

@@ -80,7 +80,7 @@ class Direct:
             done(error)
             return
         if last:
-            self._finish()
+            self.finish()
 
     def close(self) -> None:
         """Fail what is under way. Safe to call twice."""
@@ -93,7 +93,8 @@ class Direct:
         kind = _Kind(dtype, {"messages": 1, "bytes_dense": tensor.nbytes, **sent})
         return self._kinds.setdefault((tensor.dtype, tensor.numel()), kind)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait for all that is under way."""
         entered, waited, answered = time.perf_counter(), 0.0, []
         while self._travelling:
             each = self._oldest()

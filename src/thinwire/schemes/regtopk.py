@@ -78,6 +78,11 @@ class RegTopK(Scheme):
             self._remember(memory, layout, places, had, total)
         return mean
 
+    def rescale(self, memory: Memory, factor: float) -> None:
+        for (_, key), others in memory.items():
+            if key == "others":  # the other form keeps ratios
+                others[others != torch.finfo(others.dtype).max] *= factor
+
     def _factor(self, bucket: Bucket, memory: Memory) -> Tensor:
         """tanh(|1 + D| / mu) for every entry."""
         if self.denominator == "previous":
