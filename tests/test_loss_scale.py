@@ -80,13 +80,14 @@ def test_the_law_breaks_where_nobody_tells():
 
 
 def _refused():
-    with tw.attach(DDP(mlp()), "topk") as wire:
+    model = DDP(mlp())
+    with tw.attach(model, "topk") as wire:
         for bad in (0, -1.0, "1", None):
             with pytest.raises(ValueError, match="GradScaler or a number above 0"):
                 wire.scale(bad)
         wire.scale(1024)
         wire.scale(torch.amp.GradScaler("cpu", enabled=False))
-        loss_of(wire._model(), 0).backward()
+        loss_of(model, 0).backward()
         return wire.memory_scale
 
 
