@@ -106,6 +106,9 @@ def test_torch_distributed_checkpoint_gives_each_rank_its_own_residual(tmp_path)
 def _distributed_checkpoint_elsewhere(folder, old_workers):
     _, _, wire = start(MANY_BUCKETS, "qsgd", True)
     state = {"wire": wire.state_dict(workers=old_workers)}
+    # No more than this rank will take: a state of a thousand workers must fit, too.
+    parts = [key for key in state["wire"] if key.startswith("worker0")]
+    assert parts == [checkpoint.part(old) for old in range(dist.get_rank(), old_workers, dist.get_world_size())]
     dcp.load(state, checkpoint_id=folder)
     wire.load_state_dict(state["wire"])
     return wire.memory["0.weight", "residual"].clone()

@@ -1,5 +1,7 @@
 """attach() under DistributedDataParallel on gloo ranks."""
 
+from importlib import metadata
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -227,6 +229,10 @@ def _disagree():
         arguments = {"scheme": "qsgd(bits=4)", "exempt": ["2.weight"]} | (other if dist.get_rank() == 1 else {})
         with pytest.raises(ValueError, match=rf"the {field} differs between ranks: ranks \[0\] .* ranks \[1\] "):
             tw.attach(DDP(mlp()), **arguments)
+    if dist.get_rank() == 1:
+        metadata.version = lambda name: "0.0.1"
+    with pytest.raises(ValueError, match="the version of thinwire differs between ranks"):
+        tw.attach(DDP(mlp()), "qsgd")
     return True
 
 

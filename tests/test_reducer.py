@@ -81,3 +81,16 @@ def _steered():
 def test_a_controller_needs_no_door():
     first, second = run_world(_steered, 2)
     assert first == second and len(set(first)) > 1
+
+
+def _short():
+    with Reducer({"w": torch.empty(40, 50)}, "qsgd", dist.group.WORLD) as reducer:
+        reducer.begin_step()
+        with pytest.raises(ValueError, match=r"a bucket of 4000 entries is said to hold 2000: .*'w'"):
+            reducer.submit(torch.zeros(4000), Layout.of([("w", (40, 50))]), last=True, done=lambda error: None)
+    return True
+
+
+def test_a_layout_that_does_not_fill_its_bucket_is_refused():
+    """Else half of a gradient would stay at home, and replicas would part without a word."""
+    assert run_world(_short, 1) == [True]

@@ -4,7 +4,7 @@
         "format": 1, "scheme": spec, "workers": n, "step": ..., "seed": ...,
         "shared": {parameter: {key: tensor}},          equal on all workers
         "worker0003": {parameter: {key: tensor}},      this worker's own
-        "scale": ...,                                  of the loss, when these were saved; None: unknown
+        "scale": ...,                                  of the loss, where there is one
         "ledger": {...},
         "steering": {...},                             level, losses and the controller
         "exchange": {server: ...},                     what servers hold; in the first worker's state only
@@ -50,11 +50,12 @@ def save(wire: Reducer, workers: int | None = None) -> dict[str, Any]:
         "workers": wire.exchange.workers if workers is None else workers,
         "step": wire.step,
         "seed": wire.seed,
-        "scale": wire.memory_scale,
         "shared": shared,
         "ledger": wire.exchange.transport.ledger.totals(),
         "steering": wire.steering.state_dict() if wire.steering else {},
         "exchange": wire.exchange.state_dict(),
+        # Only where it is known: a distributed checkpoint of before must hold every key that it is asked for.
+        **({} if wire.memory_scale is None else {"scale": wire.memory_scale}),
         **parts,
     }
 

@@ -226,6 +226,8 @@ class Reducer:
             raise ValueError(f"scale() takes a GradScaler or a number above 0, got {scaler!r}")
         self._scale = scaler
         self.may_undo = True
+        if self.memory_scale is None:
+            self.memory_scale = self._current_scale()
 
     def observe(self, loss: float | Tensor) -> None:
         """Tell the controller how training goes; without a controller there is nobody to tell."""
