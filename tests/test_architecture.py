@@ -80,3 +80,21 @@ def test_files_and_functions_stay_short(path):
 def test_no_test_imports_a_test(path):
     """What two tests need is in tests/helpers."""
     assert not [name for name in imports(path) if any(part.startswith("test_") for part in name.split("."))]
+
+
+# What PyTorch makes in its default dtype, on its default device, unless told otherwise; a script may change both.
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_tensors_are_made_in_a_stated_dtype_on_a_stated_device(path):
+    """Only the lab, which is a program of its own, may rely on PyTorch's defaults."""
+    if area(path) in ("exchange", "lab"):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in FACTORIES}:
+            stated = {keyword.arg for keyword in node.keywords}
+            assert {"dtype", "device"} <= stated, f"{path.name}:{node.lineno}: {ast.unparse(node)}"

@@ -243,3 +243,13 @@ def test_bad_arguments_are_refused(changes):
 def test_bad_levels_are_refused(table):
     with pytest.raises(ValueError, match="levels"):
         Levels(torch.tensor(table, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("table", ["table", "next", "interval", "cell"])
+def test_tables_of_another_dtype_are_refused(table):
+    """Compiled code would read them as float32, whatever they are."""
+    levels, x, starts = Levels(tnq_levels(4)), torch.randn(100), torch.tensor([0, 100])
+    object.__setattr__(levels, table, getattr(levels, table).double())
+    where = {"keys": None, "counters": torch.zeros(1, dtype=torch.int64)}
+    with pytest.raises(ValueError, match="float64"):
+        kernels.quantize_levels(x, starts, 0, levels, torch.ones(1), **where, out=torch.zeros(50, dtype=torch.uint8))

@@ -97,7 +97,7 @@ class MQGrad(Controller):
 
     def odds(self, state: Sequence[float]) -> Tensor:
         """pi(. | state), over the moves."""
-        return torch.softmax(self._weights @ torch.tensor(state, dtype=torch.float64), 0)
+        return torch.softmax(self._weights @ torch.tensor(state, dtype=torch.float64, device="cpu"), 0)
 
     def _state(self, seen: Observation) -> list[float]:
         logs = [math.log(loss) for loss in seen.losses[-4:] if math.isfinite(loss) and loss > 0]
@@ -112,7 +112,7 @@ class MQGrad(Controller):
             self._first_seconds = self._seconds = seconds
         fallen, before = self._fallen, self._seconds
         self._fallen, self._seconds = fallen + drop, before + seconds
-        inputs = torch.tensor(state, dtype=torch.float64)
+        inputs = torch.tensor(state, dtype=torch.float64, device="cpu")
         log_odds = torch.log_softmax(self._weights @ inputs, 0)
         odds = log_odds.exp()
         taken = torch.zeros_like(odds)
@@ -156,4 +156,6 @@ class MQGrad(Controller):
 _FADE = 0.9  # of past intervals in the spread: about the last ten count
 _TRACE = 0.6  # of past decisions in the credit for a reward; higher => slower effects are seen, in more noise
 # Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
-_PRIOR = torch.tensor([[-4.0, 0.0, -1.0, -1.6], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 1.0, 2.0]], dtype=torch.float64)
+_PRIOR = torch.tensor(
+    [[-4.0, 0.0, -1.0, -1.6], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 1.0, 2.0]], dtype=torch.float64, device="cpu"
+)

@@ -59,12 +59,12 @@ class Layout:
     @cached_property
     def starts(self) -> Tensor:
         """int64[S + 1]: where each segment begins, and the end."""
-        return torch.tensor([segment.start for segment in self.segments] + [self.numel], dtype=torch.int64)
+        return integers([segment.start for segment in self.segments] + [self.numel])
 
     @cached_property
     def counters(self) -> Tensor:
         """int64[S]: the index, in its own tensor, of each segment's first element. Randomness counts from there."""
-        return torch.tensor([segment.offset for segment in self.segments], dtype=torch.int64)
+        return integers([segment.offset for segment in self.segments])
 
     @cached_property
     def name_hashes(self) -> np.ndarray:
@@ -164,3 +164,8 @@ class Selection:
         for start, stop in self.runs:
             whole[start:stop].copy_(values[at : at + stop - start])
             at += stop - start
+
+
+def integers(values: list[int]) -> Tensor:
+    """int64, in CPU memory: where things lie, which is never on a device."""
+    return torch.tensor(values, dtype=torch.int64, device="cpu")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -31,6 +32,15 @@ class Sum:
     tensor: Tensor
     width: int | None = None
     saturate: bool = False
+
+
+# A float of p significant bits no longer grows after 2^p equal terms; a fourth of that it still adds up well enough.
+_MOST_TERMS = {torch.bfloat16: 64, torch.float16: 512}
+
+
+def holds_sum(dtype: torch.dtype, workers: int) -> bool:
+    """Whether a Sum over so many workers may be taken in `dtype`; beyond, narrow floats swallow what is added last."""
+    return workers <= _MOST_TERMS.get(dtype, workers)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,6 @@ def encoded(codec: Codec, values: Tensor, node: Node) -> Tensor:
 
 def decoded(codec: Codec, payload: Tensor, node: Node) -> Tensor:
     """What a payload says, in the weights' dtype. All who hear the same bytes get the same numbers."""
-    values = torch.zeros(node.layout.numel, dtype=torch.float32)
+    values = torch.zeros(node.layout.numel, dtype=torch.float32, device=payload.device)
     codec.decode_add(payload, node.layout, codec.level, values, 1.0)
     return values.to(node.flat.dtype)

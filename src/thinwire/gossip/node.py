@@ -28,7 +28,7 @@ class Node:
         dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
         self.mixer, self.number, self.seed = mixer, number, seed
         self.layout = Layout.of([(name, tuple(p.shape)) for name, p in parameters.items()])
-        self.flat = torch.zeros(self.layout.numel, dtype=dtype)
+        self.flat = torch.zeros(self.layout.numel, dtype=dtype, device="cpu")
         self.views = {s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.layout.segments}
         self.step = 0
         self.equal = False  # all replicas are known to be equal, so that the next step has nothing to do

@@ -78,11 +78,11 @@ class PointToPoint:
         2. Up a binary tree of the survivors, adding; divide; down again.
         3. Vote: if a rank was lost on the way, some have no mean, so all begin again without it.
         """
-        nothing = torch.empty(0, dtype=torch.uint8)
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
         while True:
             self.exchange(dict.fromkeys(self._others(), nothing))
             result, whole = self._tree_mean(values.clone(), self.survivors)
-            vote = torch.tensor([whole], dtype=torch.uint8)
+            vote = torch.tensor([whole], dtype=torch.uint8, device="cpu")
             votes = self.exchange(dict.fromkeys(self._others(), vote))
             if whole and all(bool(other) for other in votes.values()):
                 return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from thinwire.kernels import check
@@ -32,6 +33,10 @@ class Levels:
     crowd: int = field(init=False, repr=False)
     cells_per_unit: float = field(init=False, repr=False)
 
+    @classmethod
+    def of(cls, levels: ArrayLike) -> Levels:
+        return cls(torch.tensor(levels, dtype=torch.float32, device="cpu"))
+
     def __post_init__(self) -> None:
         table = self.table
         check.flat("levels", table, dtypes=(torch.float32,))
@@ -43,13 +48,12 @@ class Levels:
         gaps = torch.diff(table)
         if not bool((gaps > 2.0**-100).all()) or not bool(torch.isfinite(table).all() & torch.isfinite(gaps).all()):
             raise ValueError(f"levels must be finite and strictly increasing, got {table.tolist()}")
-        zero, nothing = torch.zeros(1), torch.full((2,), torch.nan)
-        following = torch.cat([table[1:-1], nothing])
+        following = torch.cat([table[1:-1], table.new_full((2,), torch.nan)])
         values = {
             "table": table.clone(),
             "bits": bits,
             "next": following,
-            "interval": torch.stack([table, torch.cat([1.0 / gaps, zero])], dim=1),
+            "interval": torch.stack([table, torch.cat([1.0 / gaps, table.new_zeros(1)])], dim=1),
         } | _grid(table, following)
         for name, value in values.items():
             object.__setattr__(self, name, value)

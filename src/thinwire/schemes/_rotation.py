@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, integers
 
 SMALLEST = 64  # the smallest block: fewer entries do not mix into anything like a Gaussian
 
@@ -36,12 +36,12 @@ class Rotation:
                 block_owners += [number] * count
                 starts.append(starts[-1] + size)
         self.numel = starts[-1]
-        self.starts = torch.tensor(starts, dtype=torch.int64)
-        self.owners = torch.tensor(owners, dtype=torch.int64)
-        self.counters = torch.tensor(counters, dtype=torch.int64)
-        self.lengths = torch.tensor(lengths, dtype=torch.int64)  # of every block
-        self.block_owners = torch.tensor(block_owners, dtype=torch.int64)  # the number of its tensor
-        self.tensor_starts = torch.tensor([span[0] for span in self._spans] + [self.numel], dtype=torch.int64)
+        self.starts = integers(starts)
+        self.owners = integers(owners)
+        self.counters = integers(counters)
+        self.lengths = integers(lengths)  # of every block
+        self.block_owners = integers(block_owners)  # the number of its tensor
+        self.tensor_starts = integers([span[0] for span in self._spans] + [self.numel])
 
     @property
     def blocks(self) -> int:

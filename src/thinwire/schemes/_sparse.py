@@ -115,7 +115,7 @@ def converse_about(
 def _without_memory(values: str) -> Scheme | None:
     """The scheme, unless it remembers something: which entries are kept changes from step to step."""
     scheme = parse(values)
-    return None if scheme.init("", torch.zeros(1024, 1024), 0) else scheme
+    return None if scheme.init("", torch.empty((1024, 1024), dtype=torch.float32, device="meta"), 0) else scheme
 
 
 def check_shared_values(scheme: str, values: str) -> None:

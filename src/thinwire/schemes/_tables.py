@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.core import theory
 from thinwire.core.bucket import Bucket
-from thinwire.core.layout import Layout
+from thinwire.core.layout import Layout, integers
 
 # The 2^bits levels over [-1, 1] for one row of shape parameters.
 Table: TypeAlias = Callable[[tuple[float, ...]], kernels.Levels]
@@ -67,7 +67,7 @@ def _lengths(layout: Layout, block: int) -> Tensor:
     for segment in layout.segments:
         full, rest = divmod(segment.numel, block) if block else (0, segment.numel)
         lengths += [block] * full + [rest] * (rest > 0 or not block)
-    return torch.tensor(lengths, dtype=torch.int64)
+    return integers(lengths)
 
 
 @lru_cache(maxsize=1024)
@@ -75,7 +75,7 @@ def laplace(bits: int, ratio: float) -> kernels.Levels:
     """The levels for a Laplace tensor whose range is `ratio` of its scales."""
     if not 0 < ratio < math.inf:
         raise ValueError(f"a range of {ratio} scales in a payload")
-    return kernels.Levels(torch.tensor(theory.laplace_unit_levels(bits, ratio), dtype=torch.float32))
+    return kernels.Levels.of(theory.laplace_unit_levels(bits, ratio))
 
 
 def laplace_blocks(bits: int, block: int, threshold: float) -> kernels.Levels:

@@ -113,4 +113,4 @@ def _keys(key: Tensor, layout: Layout) -> Tensor:
 
 @cache
 def _centroids(bits: int) -> kernels.Levels:
-    return kernels.Levels(torch.tensor(theory.gaussian_centroids(bits), dtype=torch.float32))
+    return kernels.Levels.of(theory.gaussian_centroids(bits))

@@ -70,6 +70,5 @@ class Natural(Codec):
 @cache
 def _table(bits: int) -> kernels.Levels:
     """-1, -1/2, ..., 0, ..., 1/2, 1, and one level a hair above 1 that makes it 2^bits."""
-    powers = 2.0 ** -torch.arange((1 << (bits - 1)) - 1, dtype=torch.float64)
-    table = torch.cat([-powers, torch.zeros(1, dtype=torch.float64), powers.flip(0), torch.tensor([1.0 + 2.0**-23])])
-    return kernels.Levels(table.to(torch.float32))
+    powers = [2.0**-power for power in range((1 << (bits - 1)) - 1)]
+    return kernels.Levels.of([*(-power for power in powers), 0.0, *reversed(powers), 1.0 + 2.0**-23])

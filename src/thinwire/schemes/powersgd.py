@@ -61,6 +61,10 @@ class PowerSGD(Scheme):
             raise ValueError(f"powersgd: min_gain must be at least 1, got {self.min_gain!r}")
 
     @property
+    def wide(self) -> bool:
+        return True  # matrix products are PyTorch's own, fast in any dtype
+
+    @property
     def knob(self) -> Knob:
         return Knob("factor_rank", tuple(sorted({*_RANKS, self.factor_rank})), self.factor_rank)
 
@@ -70,8 +74,11 @@ class PowerSGD(Scheme):
         if not self._pays(rows, cols, 1):
             return {}
         most = min(int(self.knob.menu[-1]), rows, cols)
-        generator = torch.Generator().manual_seed(randomness.key(seed, 0, name) >> 1)
-        q, p = (torch.randn(most, size, generator=generator).to(like) for size in (cols, rows))
+        generator = torch.Generator("cpu").manual_seed(randomness.key(seed, 0, name) >> 1)
+        q, p = (
+            torch.randn(most, size, dtype=torch.float32, device="cpu", generator=generator).to(like)
+            for size in (cols, rows)
+        )
         return {"q": q} if self.sided == "two" else {"q": q, "p": p}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:

@@ -40,6 +40,10 @@ class RandomK(Scheme):
         check_shared_values("randomk", self.values)
 
     @property
+    def wide(self) -> bool:
+        return self.values == "fp64"
+
+    @property
     def knob(self) -> Knob:
         return density_knob(self.density)
 
@@ -54,13 +58,17 @@ class RandomK(Scheme):
 def draw(layout: Layout, density: float, keys: Tensor) -> tuple[Tensor, Layout]:
     """int32: different places, each of a tensor as likely as any other; and the layout of what is there."""
     few = layout.once(("few", density), lambda: _few(layout, density))
-    owner = torch.repeat_interleave(torch.arange(len(few.segments)), torch.diff(few.starts))
-    number = torch.arange(few.numel) - few.starts[owner]
+    owner = torch.repeat_interleave(_numbers(len(few.segments)), torch.diff(few.starts))
+    number = _numbers(few.numel) - few.starts[owner]
     count, numel = torch.diff(few.starts)[owner], torch.diff(layout.starts)[owner]
     begin, end = number * numel // count, (number + 1) * numel // count
     inside = random_u32(keys[owner], number) * (end - begin) >> 32
     turn = random_u32(keys[owner], count) * numel >> 32
     return (layout.starts[owner] + (begin + inside + turn) % numel).to(torch.int32), few
+
+
+def _numbers(count: int) -> Tensor:
+    return torch.arange(count, dtype=torch.int64, device="cpu")
 
 
 def _few(layout: Layout, density: float) -> Layout:

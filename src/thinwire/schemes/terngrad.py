@@ -68,4 +68,4 @@ class TernGrad(Codec):
 @cache
 def _ternary() -> kernels.Levels:
     """A 2-bit code has room for a fourth level: one a hair above 1 keeps the table sorted, and says the same."""
-    return kernels.Levels(torch.tensor([-1.0, 0.0, 1.0, 1.0 + 2.0**-23]))
+    return kernels.Levels.of([-1.0, 0.0, 1.0, 1.0 + 2.0**-23])

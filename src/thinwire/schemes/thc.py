@@ -125,7 +125,7 @@ class THC(Scheme):
     def _step_by_norm(self, blocks: Rotation, energy: Tensor, bits: int) -> Generator[Request, Tensor, Tensor]:
         norms = yield Max(energy.sqrt_())
         # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
-        reach = torch.minimum(norms * REACH / blocks.lengths.to(norms.device).sqrt(), norms)
+        reach = torch.minimum(norms * REACH / blocks.lengths.to(norms).sqrt(), norms)
         return reach * (2 / ((1 << bits) - 1))
 
     def _step_by_agreement(
@@ -172,7 +172,7 @@ class THC(Scheme):
 @cache
 def _bytes(whole: bool) -> kernels.Levels:
     """What the codes 0..255 stand for, in steps. Codes are bytes, so that they can be clipped and added as integers."""
-    return kernels.Levels(torch.arange(-128.0, 128.0) + (0.0 if whole else 0.5))
+    return kernels.Levels.of([level + (0.0 if whole else 0.5) for level in range(-128, 128)])
 
 
 def _largest(bits: int) -> int:

@@ -174,13 +174,13 @@ class TNQ(Codec):
             law = theory.PowerLaw.fit(values.abs(), bits, self.levels)  # type: ignore[arg-type]
             if law is not None:
                 radius[j] = min(law.threshold(bits, self.levels), float(largest[j]))  # type: ignore[arg-type]
-                shapes[j] = torch.tensor([float(radius[j]) / law.knee, law.exponent, law.tail])
+                shapes[j] = shapes.new_tensor([float(radius[j]) / law.knee, law.exponent, law.tail])
                 shapes[j, 0] = _tables.coarse(shapes[j, 0])
 
     # Laplace fallbacks, and budgets.
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
-        return {"fallbacks": torch.zeros((), dtype=torch.int64)} if self.model == "powerlaw" else {}
+        return {"fallbacks": torch.zeros((), dtype=torch.int64, device="cpu")} if self.model == "powerlaw" else {}
 
     def report(self, memory: Memory) -> dict[str, float]:
         if self.model != "powerlaw":
@@ -240,4 +240,4 @@ def _power_law_table(bits: int, levels: str, ratio: float, exponent: float, tail
     if not (1 <= ratio < float("inf") and 3 < exponent <= 5 and 0 < tail < 0.5):
         raise ValueError(f"tnq: a power law with {ratio=}, {exponent=}, {tail=} in a payload")
     table = theory.power_law_unit_levels(exponent, tail, bits, levels, ratio)  # type: ignore[arg-type]
-    return kernels.Levels(torch.tensor(table, dtype=torch.float32))
+    return kernels.Levels.of(table)

@@ -11,7 +11,7 @@ import torch
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
-from thinwire.core.request import Sum
+from thinwire.core.request import Sum, holds_sum
 from thinwire.core.scheme import Conversation, Knob, Scheme
 from thinwire.schemes._sparse import check_density, check_shared_values, converse_about, density_knob, kept, kept_layout
 
@@ -46,6 +46,10 @@ class TopKC(Scheme):
         check_shared_values("topkc", self.values)
 
     @property
+    def wide(self) -> bool:
+        return self.values == "fp64"
+
+    @property
     def knob(self) -> Knob:
         return density_knob(self.density)
 
@@ -53,9 +57,9 @@ class TopKC(Scheme):
         flat = bucket.flat
         chunks = -(-flat.numel() // self.chunk)
         own = bucket.scratch.take("norms", chunks, torch.float32, flat.device)
-        kernels.block_statistics(flat, torch.tensor([0, flat.numel()]), self.chunk, square=own)
-        # A bfloat16 sum no longer grows where a term is 1/256 of it, so large groups need more bits.
-        norms = yield Sum(own.to(torch.bfloat16) if bucket.workers <= 64 else own)
+        whole = torch.tensor([0, flat.numel()], dtype=torch.int64, device="cpu")
+        kernels.block_statistics(flat, whole, self.chunk, square=own)
+        norms = yield Sum(own.to(torch.bfloat16) if holds_sum(torch.bfloat16, bucket.workers) else own)
         if not kernels.all_finite(norms):
             # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
             return flat.fill_(torch.nan)

@@ -117,9 +117,10 @@ class PowerGossip(Mixer):
         """N(0, 1), the same at both ends of the edge."""
         lo, hi = sorted((node.number, neighbour))
         key = randomness.key(node.seed, round, f"{matrix.name}/{side}/{lo}-{hi}")
-        generator = torch.Generator().manual_seed(key & (2**63 - 1))
+        generator = torch.Generator("cpu").manual_seed(key & (2**63 - 1))
         columns = min(self.factor_rank, self._length(matrix, "left"), self._length(matrix, "right"))
-        return torch.randn(self._length(matrix, side), columns, dtype=node.flat.dtype, generator=generator)
+        shape = (self._length(matrix, side), columns)
+        return torch.randn(shape, dtype=node.flat.dtype, device="cpu", generator=generator)
 
     @staticmethod
     def _matrices(node: Node) -> Iterator[Segment]:

@@ -20,6 +20,8 @@ from thinwire.kernels.levels import Levels
 ABI = 3  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
+PER_THREAD = 1 << 20  # entries: to wake a thread for fewer costs more than it saves
+MISS = 8  # what an entry that may be missing from every cache counts for
 # The casts that there are: by operation, then from which dtype to which.
 _CASTS = {
     "scale_cast": {(_F32, _F32): "scale", (_F32, _F16): "scale_to_fp16", (_F32, _BF16): "scale_to_bf16"},
@@ -59,7 +61,7 @@ def takes(operation: str, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 def all_finite(x: Tensor) -> bool:
     x = x.contiguous()
-    return module().all_finite(x.data_ptr(), x.numel(), _threads())
+    return module().all_finite(x.data_ptr(), x.numel(), _threads(x))
 
 
 def block_statistics(
@@ -70,25 +72,25 @@ def block_statistics(
     if wanted:
         module().block_statistics(
             x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block,
-            _address(absmean), _address(absmax), _address(square), wanted[0].numel(), _threads(),
+            _address(absmean), _address(absmax), _address(square), wanted[0].numel(), _threads(x),
         )  # fmt: skip
 
 
 def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads())
+    _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
-    _cast("narrow", x.dtype, dtype)(x.data_ptr(), weight, x.numel(), _threads())
+    _cast("narrow", x.dtype, dtype)(x.data_ptr(), weight, x.numel(), _threads(x))
     return x.view(dtype)[: x.numel()]
 
 
 def widen(x: Tensor, out: Tensor) -> None:
-    _cast("widen", x.dtype, out.dtype)(out.data_ptr(), out.numel(), _threads())
+    _cast("widen", x.dtype, out.dtype)(out.data_ptr(), out.numel(), _threads(out))
 
 
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
-    _cast("cast_add", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads())
+    _cast("cast_add", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
 
 
 def _cast(operation: str, source: torch.dtype, target: torch.dtype) -> Any:
@@ -98,7 +100,7 @@ def _cast(operation: str, source: torch.dtype, target: torch.dtype) -> Any:
 def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
     module().hadamard(
         x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, keys.data_ptr(), counters.data_ptr(),
-        inverse, _threads(),
+        inverse, _threads(x),
     )  # fmt: skip
 
 
@@ -118,15 +120,15 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    module().pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), _threads())
+    module().pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), _threads(values))
 
 
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:
-    module().add_packed(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads())
+    module().add_packed(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads(out))
 
 
 def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
-    module().add_packed_saturating(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads())
+    module().add_packed_saturating(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads(out))
 
 
 def quantize_uniform(
@@ -135,7 +137,7 @@ def quantize_uniform(
 ) -> None:  # fmt: skip
     module().quantize_uniform(
         x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, bits, radius.data_ptr(), radius.numel(),
-        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(),
+        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
     )  # fmt: skip
 
 
@@ -144,7 +146,7 @@ def dequantize_uniform_add(
 ) -> None:
     module().dequantize_uniform_add(
         codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, bits,
-        radius.data_ptr(), radius.numel(), weight, out.data_ptr(), out.numel(), _threads(),
+        radius.data_ptr(), radius.numel(), weight, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip
 
 
@@ -153,10 +155,10 @@ def quantize_levels(
     keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
     module().quantize_levels(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, levels.table.data_ptr(),
-        levels.next.data_ptr(), levels.interval.data_ptr(), levels.cell.data_ptr(), levels.cells, levels.crowd,
+        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table),
+        _table(levels.next), _table(levels.interval), _table(levels.cell), levels.cells, levels.crowd,
         levels.cells_per_unit, scale.data_ptr(), scale.numel(),
-        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(),
+        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
     )  # fmt: skip
 
 
@@ -175,34 +177,34 @@ def dequantize_levels_add(
 def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> None:
     module().dequantize_levels(
         codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits,
-        levels.table.data_ptr(), scale.data_ptr(), scale.numel(), weight, add, out.data_ptr(), out.numel(), _threads(),
+        _table(levels.table), scale.data_ptr(), scale.numel(), weight, add, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip
 
 
 def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
     out = or_empty(out, k, torch.int32, like=x)
-    module().top_k(x.data_ptr(), _address(weight), x.numel(), k, out.data_ptr(), _threads())
+    module().top_k(x.data_ptr(), _address(weight), x.numel(), k, out.data_ptr(), _threads(x))
     return out
 
 
 def gather(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:
     out = or_empty(out, indices.numel() * chunk, x.dtype, like=x)
-    module().gather(*_chunks(x, indices, chunk), out.data_ptr(), _threads())
+    module().gather(*_chunks(x, indices, chunk), out.data_ptr(), _threads(out, MISS))
     return out
 
 
 def take_(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:
     out = or_empty(out, indices.numel() * chunk, x.dtype, like=x)
-    module().take(*_chunks(x, indices, chunk), out.data_ptr(), _threads())
+    module().take(*_chunks(x, indices, chunk), out.data_ptr(), _threads(out, MISS))
     return out
 
 
 def put_(x: Tensor, indices: Tensor, values: Tensor, *, chunk: int = 1) -> None:
-    module().put(*_chunks(x, indices, chunk), values.data_ptr(), _threads())
+    module().put(*_chunks(x, indices, chunk), values.data_ptr(), _threads(values, MISS))
 
 
 def scatter_add(values: Tensor, indices: Tensor, weight: float, out: Tensor, *, chunk: int = 1) -> None:
-    module().scatter_add(*_chunks(out, indices, chunk), values.data_ptr(), weight, _threads())
+    module().scatter_add(*_chunks(out, indices, chunk), values.data_ptr(), weight, _threads(values, MISS))
 
 
 def _chunks(x: Tensor, indices: Tensor, chunk: int) -> tuple[int, int, int, int, int]:
@@ -214,6 +216,13 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _threads() -> int:
-    """How many threads a kernel may use: as many as PyTorch."""
-    return torch.get_num_threads()
+def _table(tensor: Tensor) -> int:
+    """Where a table of floats begins. What is anything else is refused: it would be read as floats all the same."""
+    if tensor.dtype is not torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(f"levels must be float32, contiguous, in CPU memory; got {tensor.dtype} on {tensor.device}")
+    return tensor.data_ptr()
+
+
+def _threads(over: Tensor, weight: int = 1) -> int:
+    """How many threads a kernel uses for what it goes over: as many as PyTorch, where each has enough to do."""
+    return min(torch.get_num_threads(), 1 + over.numel() * weight // PER_THREAD)

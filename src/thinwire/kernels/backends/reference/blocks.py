@@ -20,8 +20,8 @@ class Blocks:
     def of(cls, starts: Tensor, block: int, device: torch.device | str = "cpu") -> Blocks:
         lengths = torch.diff(starts)
         counts = -(-lengths // block) if block else torch.ones_like(lengths)
-        stretch = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        ordinal = torch.arange(len(stretch)) - (torch.cumsum(counts, 0) - counts)[stretch]
+        stretch = torch.repeat_interleave(_numbers(len(counts), starts.device), counts)
+        ordinal = _numbers(len(stretch), starts.device) - (torch.cumsum(counts, 0) - counts)[stretch]
         begin = starts[:-1][stretch] + ordinal * block
         stop = starts[1:][stretch]
         end = torch.minimum(begin + block, stop) if block else stop
@@ -34,7 +34,7 @@ class Blocks:
     @property
     def of_element(self) -> Tensor:
         """For each element from the first block's begin to the last one's end: the number of its block."""
-        return torch.repeat_interleave(torch.arange(len(self.begin), device=self.begin.device), self.lengths)
+        return torch.repeat_interleave(_numbers(len(self.begin), self.begin.device), self.lengths)
 
     def bytes(self, bits: int) -> Tensor:
         """The size of each block's packed codes."""
@@ -45,5 +45,9 @@ class Blocks:
         sizes = self.bytes(bits)
         first = 8 * (torch.cumsum(sizes, 0) - sizes) - self.begin * bits
         block = self.of_element
-        element = torch.arange(len(block), device=block.device) + (self.begin[0] if len(self.begin) else 0)
+        element = _numbers(len(block), block.device) + (self.begin[0] if len(self.begin) else 0)
         return first[block] + element * bits
+
+
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int64, device=device)

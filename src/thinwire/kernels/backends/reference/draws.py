@@ -17,7 +17,7 @@ def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
     order from different beginnings. Few walks are poor, such as those with a small or regular step; scrambling
     keeps regular keys away from them.
     """
-    key = _scrambled(key)
+    key = _scrambled(key, counter.device)
     low, high = key & _WORD, key >> 32 & _WORD
     x = (counter * (high | 1) + low) & _WORD
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _WORD
@@ -30,10 +30,10 @@ def random_unit(key: int | Tensor, counter: Tensor) -> Tensor:
     return (random_u32(key, counter) >> 8).to(torch.float32) * 2.0**-24
 
 
-def _scrambled(key: int | Tensor) -> Tensor:
+def _scrambled(key: int | Tensor, device: torch.device) -> Tensor:
     """One round of splitmix64, a bijection. int64 wraps around; a logical shift is an arithmetic one, masked."""
     if isinstance(key, int):
-        key = torch.tensor(_signed(key))
+        key = torch.tensor(_signed(key), dtype=torch.int64, device=device)
     key = key + _signed(0x9E3779B97F4A7C15)
     key = (key ^ (key >> 30 & (1 << 34) - 1)) * _signed(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> 27 & (1 << 37) - 1)) * _signed(0x94D049BB133111EB)

@@ -50,7 +50,7 @@ def _butterflies(entries: Tensor) -> None:
 
 def _signs(key: int, counter: int, count: int, like: Tensor) -> Tensor:
     """+1 or -1 for each element."""
-    c = torch.arange(counter, counter + count, device=like.device)
+    c = torch.arange(counter, counter + count, dtype=torch.int64, device=like.device)
     bit = random_u32(key, COUNTERS - 1 - (c >> 5)) >> (c & 31) & 1
     return (1 - 2 * bit).to(like.dtype)
 

@@ -45,7 +45,7 @@ def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Ten
         raise ValueError("indices must ascend, without repeats, from 0 or more to below n")
     low = low_bits(k, n)
     low_bytes, high_bytes = _part_bytes(k, n, low)
-    number = torch.arange(k, device=out.device)
+    number = torch.arange(k, dtype=torch.int64, device=out.device)
     values = indices - number
     out[:low_bytes] = put_bits(values & ((1 << low) - 1), low, number * low, low_bytes)
     out[low_bytes:] = put_bits(torch.ones_like(values), 1, (values >> low) + number, high_bytes)
@@ -59,8 +59,8 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
         return out
     low = low_bits(k, n)
     low_bytes, high_bytes = _part_bytes(k, n, low)
-    number = torch.arange(k, device=data.device)
-    bits = get_bits(data[low_bytes:], 1, torch.arange(high_bytes * 8, device=data.device))
+    number = torch.arange(k, dtype=torch.int64, device=data.device)
+    bits = get_bits(data[low_bytes:], 1, torch.arange(high_bytes * 8, dtype=torch.int64, device=data.device))
     places = bits.nonzero().squeeze(1)
     if places.numel() != k:
         raise ValueError("encoded indices are damaged: they are more or fewer than they should be")

@@ -116,7 +116,7 @@ def _draws(starts: Tensor, blocks: Blocks, keys: Tensor | None, counters: Tensor
     device = blocks.begin.device
     stretch = blocks.stretch[blocks.of_element]
     first = (counters - starts[:-1]).to(device)
-    counter = torch.arange(len(stretch), device=device) + first[stretch]
+    counter = torch.arange(len(stretch), dtype=torch.int64, device=device) + first[stretch]
     return random_unit(keys.to(device)[stretch], counter)
 
 

@@ -70,7 +70,7 @@ def _places(x: Tensor, indices: Tensor, chunk: int) -> tuple[Tensor, Tensor | No
     places = indices.to(torch.int64)
     if chunk == 1:
         return places, None
-    within = torch.arange(chunk, device=x.device)
+    within = torch.arange(chunk, dtype=torch.int64, device=x.device)
     places = (places.unsqueeze(1) * chunk + within).reshape(-1)
     if x.numel() % chunk == 0:
         return places, None
