@@ -77,7 +77,7 @@ class Reducer:
         exact = frozenset(name for name, tensor in tensors.items() if exempted(exempt, self.scheme, name, tensor))
         for name, tensor in tensors.items():
             if name not in exact:
-                self.memory.add(name, self.scheme.init(name, like(tensor), seed))
+                self.memory.add(name, self.scheme.init(name, like(tensor, self.scheme), seed))
         if tensors and len(exact) == len(tensors) and not self.scheme.exact:
             warnings.warn(f"all tensors are exempt, so {self.scheme.name} has nothing to compress", stacklevel=3)
         self._whole = Partition(Measured(self.scheme, self.steering) if self.steering else self.scheme, exact)
@@ -112,7 +112,7 @@ class Reducer:
             raise
 
     def _merely_summed(self, name: str, tensor: Tensor) -> bool:
-        dtype = self.scheme.summed_as(tensor.dtype)
+        dtype = self.scheme.summed_as(tensor.dtype, self.exchange.workers)
         return dtype is tensor.dtype or (dtype is not None and name not in self._whole.exempt)
 
     @property

@@ -39,7 +39,7 @@ def test_what_is_merely_summed_is_one_sum_of_the_divided_bucket(spec):
     """A wire takes a scheme's word for it, and does not ask for the conversation."""
     scheme = parse(spec)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        summed_as = scheme.summed_as(dtype)
+        summed_as = scheme.summed_as(dtype, 3)
         assert (summed_as is None) == (spec not in ("fp64", "fp32", "fp16", "bf16"))
         if summed_as is None:
             continue
@@ -53,6 +53,26 @@ def test_what_is_merely_summed_is_one_sum_of_the_divided_bucket(spec):
         with pytest.raises(StopIteration) as end:
             talk.send(request.tensor * 3)
         assert torch.equal(end.value.value, (request.tensor * 3).to(dtype))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in every_spec() if not parse(spec).wide])
+def test_what_loses_anyhow_works_in_float32(spec):
+    """A float64 gradient is rounded first, by 6e-8 of each entry: the kernels are fast in float32."""
+    wide, narrow = tw.Simulation(spec, workers=2, feedback=True), tw.Simulation(spec, workers=2, feedback=True)
+    for step in range(2):
+        tensors = [gradient(30, 47, seed=10 * step + i, dtype=torch.float64) for i in range(2)]
+        expected = narrow.reduce([tensor.float() for tensor in tensors])
+        assert torch.equal(wide.reduce(tensors), expected.double())
+        for one, other in zip(wide.memories, narrow.memories, strict=True):
+            assert {where: t.dtype for where, t in one.items()} == {where: t.dtype for where, t in other.items()}
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize("spec", ["fp64", "fp32", "fp16", "bf16"])
+def test_casts_take_float64_as_it_is(spec, feedback):
+    x, dtype = gradient(1000, dtype=torch.float64), parse(spec).dtype
+    mean = tw.Simulation(spec, workers=1, feedback=feedback).reduce([x])
+    assert torch.equal(mean, x.to(dtype).double())
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

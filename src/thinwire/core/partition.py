@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout, Selection
 from thinwire.core.memory import Memory
-from thinwire.core.request import Sum
+from thinwire.core.request import Sum, holds_sum
 from thinwire.core.scheme import Conversation, Scheme, Wrapper, side_by_side
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
@@ -37,10 +37,14 @@ def exempted(exempt: Exempt, scheme: Scheme, name: str, tensor: Tensor) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in exempt)
 
 
-def like(tensor: Tensor) -> Tensor:
-    """Shape, device and working dtype (float32 at least) of a tensor, in no memory: what `Scheme.init` is given."""
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    return torch.empty((), dtype=dtype, device=tensor.device).expand(tensor.shape)
+def like(tensor: Tensor, scheme: Scheme) -> Tensor:
+    """Shape, device and working dtype of a tensor, in no memory: what `Scheme.init` is given."""
+    return torch.empty((), dtype=_working(scheme, tensor.dtype), device=tensor.device).expand(tensor.shape)
+
+
+def _working(scheme: Scheme, dtype: torch.dtype) -> torch.dtype:
+    """Float32, which kernels are fast in, unless the scheme is there to keep what float64 has more."""
+    return torch.promote_types(dtype, torch.float32) if scheme.wide else torch.float32
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class Partition(Wrapper):
         flat, layout = bucket.flat, bucket.layout
         compressed, exempt = layout.once(("partition", self.exempt), lambda: self._divide(layout))
         if exempt.numel:
-            exact = bucket.scratch.take("exact", exempt.numel, flat.dtype, flat.device)
+            dtype = flat.dtype if holds_sum(flat.dtype, bucket.workers) else torch.float32
+            exact = bucket.scratch.take("exact", exempt.numel, dtype, flat.device)
             exempt.gather(flat, exact).mul_(1.0 / bucket.workers)
             if not compressed.numel:
                 exempt.scatter((yield Sum(exact)), flat)
@@ -85,7 +90,7 @@ class Partition(Wrapper):
     def _part(self, bucket: Bucket, compressed: Selection) -> tuple[Bucket, bool]:
         """The compressed tensors as a bucket of their own, and whether that is the bucket's own memory."""
         flat = bucket.flat
-        dtype = flat.dtype if self.scheme.any_float else torch.promote_types(flat.dtype, torch.float32)
+        dtype = flat.dtype if self.scheme.any_float else _working(self.scheme, flat.dtype)
         view = compressed.view(flat) if dtype is flat.dtype else None
         if view is not None:
             return bucket if view is flat else replace(bucket, flat=view, layout=compressed.layout), True

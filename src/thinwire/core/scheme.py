@@ -56,7 +56,8 @@ class Scheme(Specced, ABC):
 
     `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
     `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
-    `any_float`: takes float16 and bfloat16 buckets as they are; others get them as float32.
+    `any_float`: takes buckets of any dtype as they are; others get them as float32, or as float64 where `wide`.
+    `wide`: works in float64 where gradients are. Others get them as float32, rounded by 6e-8 of each entry.
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
@@ -80,6 +81,10 @@ class Scheme(Specced, ABC):
     summary: ClassVar[str]  # one line: what it is for
 
     @property
+    def wide(self) -> bool:
+        return self.exact
+
+    @property
     def remembers(self) -> bool:
         """Whether what its messages lost is added to the next ones."""
         return False
@@ -94,8 +99,8 @@ class Scheme(Specced, ABC):
         """The knob's value when no controller turns it."""
         return self.knob.default if self.knob else 0
 
-    def summed_as(self, dtype: torch.dtype) -> torch.dtype | None:
-        """The dtype in which buckets of `dtype`, divided first, are merely summed: `converse` need not be asked.
+    def summed_as(self, dtype: torch.dtype, workers: int) -> torch.dtype | None:
+        """The dtype in which that many buckets of `dtype`, divided first, are merely summed, without any `converse`.
 
         No wider than `dtype`. None where there is more to say. Who overrides `converse` overrides this.
         """
@@ -209,7 +214,7 @@ class Wrapper(Scheme):
 
     unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
     rank_order, shared_state = _of_inner("rank_order"), _of_inner("shared_state")
-    remembers, name, spec, knob = (_of_inner(each) for each in ("remembers", "name", "spec", "knob"))
+    wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return self.scheme.init(name, like, seed)

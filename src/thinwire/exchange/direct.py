@@ -87,7 +87,7 @@ class Direct:
         self._fail(RuntimeError("this wire is closed"))
 
     def _kind(self, tensor: Tensor) -> _Kind:
-        dtype = self._scheme.summed_as(tensor.dtype)
+        dtype = self._scheme.summed_as(tensor.dtype, self._group.size())
         assert dtype is not None, f"{self._scheme.spec} has more to say of {tensor.dtype} than a sum"
         sent = AllReduced(torch.empty(tensor.numel(), dtype=dtype, device="meta"), self._group).amounts()
         kind = _Kind(dtype, {"messages": 1, "bytes_dense": tensor.nbytes, **sent})

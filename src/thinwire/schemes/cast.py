@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
-from thinwire.core.request import Sum
+from thinwire.core.request import Mean, Sum, holds_sum
 from thinwire.core.scheme import Codec, Conversation
 
 
@@ -22,7 +22,9 @@ class _Cast(Codec):
     The division comes first, as in plain DDP: the same bits come out, and 16-bit sums do not overflow where the mean
     does not. A sum is never wider than what is summed: a bfloat16 gradient stays 16 bits under fp32.
 
-    A codec too, for where one worker speaks to another: every entry in the dtype, rounded to the nearest.
+    A codec too, for where one worker speaks to another: every entry in the dtype, rounded to the nearest. And for
+    groups too large for a 16-bit sum (`holds_sum`): a `Mean`, which is added up in float32, in as many bytes. There
+    a worker's own entry overflows fp16 past 65504, and not only the mean.
     """
 
     unbiased: ClassVar[bool] = True
@@ -32,12 +34,23 @@ class _Cast(Codec):
     grain: ClassVar[int | None] = 8
     dtype: ClassVar[torch.dtype]
 
-    def summed_as(self, dtype: torch.dtype) -> torch.dtype:
+    def summed_as(self, dtype: torch.dtype, workers: int) -> torch.dtype | None:
+        sent = self._sent(dtype)
+        return sent if holds_sum(sent, workers) else None
+
+    def _sent(self, dtype: torch.dtype) -> torch.dtype:
         return dtype if dtype.itemsize < self.dtype.itemsize else self.dtype
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat, lost = bucket.flat, bucket.lost
-        if self.summed_as(flat.dtype) is flat.dtype:
+        sent = self._sent(flat.dtype)
+        if not holds_sum(sent, bucket.workers):
+            wide = flat
+            if flat.dtype is not torch.float32:
+                wide = bucket.scratch.take("wide", flat.numel(), torch.float32, flat.device).copy_(flat)
+            mean = yield Mean(_NARROW[sent], replace(bucket, flat=wide), level)
+            return flat.copy_(mean)
+        if sent is flat.dtype:
             if lost is not None:
                 lost.zero_()
             return (yield Sum(flat.mul_(1.0 / bucket.workers)))
@@ -106,3 +119,6 @@ class BF16(_Cast):
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
     summary: ClassVar[str] = "half the bytes and no overflow, at 3 bits less precision than fp16"
+
+
+_NARROW: dict[torch.dtype, Codec] = {torch.float16: FP16(), torch.bfloat16: BF16()}

@@ -54,6 +54,10 @@ class RegTopK(Scheme):
         return Message.of("regtopk", self.values)
 
     @property
+    def wide(self) -> bool:
+        return self.values == "fp64"
+
+    @property
     def knob(self) -> Knob:
         return density_knob(self.density)
 

@@ -39,6 +39,10 @@ class TopK(Codec):
         return Message.of("topk", self.values)
 
     @property
+    def wide(self) -> bool:
+        return self.values == "fp64"
+
+    @property
     def knob(self) -> Knob:
         return density_knob(self.density)
 
