@@ -1,6 +1,8 @@
 """What fault tests run in processes of their own: a scheme that breaks, and attaching again and again."""
 
+import contextlib
 import os
+import socket
 import threading
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,3 +35,18 @@ def cycles(model, count):
                 train(model, 1)
         threads.append(len(os.listdir("/proc/self/task")))
     return threads, [thread.name for thread in threading.enumerate() if "thinwire" in thread.name]
+
+
+def connections() -> dict[tuple, int]:
+    """This process's sockets that are connected: {(own address, the other's): file descriptor}."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            found[one.getsockname(), one.getpeername()] = int(name)
+    return found
+
+
+def cut(descriptor: int) -> None:
+    """Break a connection as a network would: neither end has closed it, neither can go on."""
+    with socket.socket(fileno=os.dup(descriptor)) as one:
+        one.shutdown(socket.SHUT_RDWR)

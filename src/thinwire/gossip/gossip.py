@@ -16,6 +16,7 @@ from thinwire.exchange.objects import agree, digest
 from thinwire.exchange.transport import Transport
 from thinwire.gossip import graphs, mixers
 from thinwire.gossip.mixer import Mixer
+from thinwire.gossip.news import News
 from thinwire.gossip.node import Node, parameters_of
 from thinwire.gossip.transport import DeadRank, PointToPoint
 
@@ -60,8 +61,8 @@ class Gossip:
         """Call it on every rank of `group`, with the same arguments.
 
         graph: a Graph, a networkx graph, a weight matrix, or a function of the step that gives one of these.
-        on_failure: what to do when a rank dies. "continue": the survivors go on without it, as long as they are
-            connected; "stop": raise DeadRank.
+        on_failure: what to do when a rank dies, or a connection between two that live breaks. "continue": go on
+            without it, as long as the survivors are connected; "stop": raise DeadRank.
         timeout_seconds: how long to wait for a neighbour that neither speaks nor dies before TimeoutError;
             longer than the slowest rank's step.
         transport: starts and counts what is sent; one of its own unless given.
@@ -85,6 +86,9 @@ class Gossip:
         self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
         self._mixing: Future[None] | None = None
         self._versions: list[int] = []
+        self._dead: set[int] = set()  # as last seen, to tell what is new
+        self._broken: set[int] = set()
+        self._judged: tuple[set[int], set[tuple[int, int]]] = (set(), set())
         self._model, self._on_failure = model, on_failure
         given, mistake = None, None
         try:
@@ -124,8 +128,8 @@ class Gossip:
 
     @property
     def dead(self) -> list[int]:
-        """The ranks known to be dead."""
-        return sorted(self._connected().dead)
+        """The ranks known to be dead. Of a rank that lives and lost a connection, only the edge is lost."""
+        return sorted(self._connected().news.dead)
 
     def mix(self) -> None:
         """Move the weights towards the neighbours'. Every rank calls it, before the optimizer's step."""
@@ -229,7 +233,7 @@ class Gossip:
     def _converse(self) -> None:
         """The mixer's conversation, answered by the network."""
         wire, graph = self._connected(), self.graph.at(self.step)
-        weights = {j: w for j, w in graph.neighbours(wire.rank).items() if j not in wire.dead}
+        weights = {j: w for j, w in graph.neighbours(wire.rank).items() if j not in wire.news.broken}
         conversation = self._node.mixing(weights)
         answers, dense = None, len(weights) * self._node.flat.nbytes
         while True:
@@ -238,30 +242,39 @@ class Gossip:
                     messages = conversation.send(answers)  # type: ignore[arg-type]
             except StopIteration:
                 return
-            known = set(wire.dead)
             answers = wire.exchange(messages)
-            self._go_on(graph, wire.dead - known)
+            self._go_on(graph, wire.news)
             self.ledger.add(bytes_dense=dense)
             dense = 0  # exact gossip needs one message per neighbour and step
 
     def _mean(self, values: Tensor) -> Tensor:
         wire = self._connected()
-        known = set(wire.dead)
         mean = wire.mean(values)
-        self._go_on(self.graph.at(self.step), wire.dead - known)
+        self._go_on(self.graph.at(self.step), wire.news)
         return mean
 
-    def _go_on(self, graph: graphs.Graph, gone: set[int]) -> None:
-        """Decide, when ranks are newly lost, whether to go on without them."""
-        if not gone:
+    def _go_on(self, graph: graphs.Graph, news: News) -> None:
+        """Decide, when ranks or connections are newly lost, whether to go on without them."""
+        if not news.links:
             return
-        what = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, sorted(gone)))} lost in step {self.step}"
         if self._on_failure == "stop":
-            raise DeadRank(f"{what}; on_failure='continue' goes on without")
+            raise DeadRank(f"{_ranks(news.missed)} lost in step {self.step}; on_failure='continue' goes on without")
+        dead, gone, cut = news.dead, news.dead - self._dead, news.broken - news.dead - self._broken
+        self._dead, self._broken = dead, news.broken
+        if news.silent == dead:  # who is silent, and not for long enough, may yet turn out to live
+            self._check_connected(graph, dead, news.links)
+        for what in [f"{_ranks(gone)} lost"] * bool(gone) + [f"the connection to {_ranks(cut)} broke"] * bool(cut):
+            warnings.warn(f"{what} in step {self.step}: going on without", RuntimeWarning, stacklevel=2)
+
+    def _check_connected(self, graph: graphs.Graph, dead: set[int], links: set[tuple[int, int]]) -> None:
         # One step of a varying graph says nothing about whether the survivors hang together over time.
-        if not self.graph.varying and not graph.survivors_connected(self.dead):
-            raise DeadRank(f"{what}; without {self.dead} {graph.name} falls apart")
-        warnings.warn(f"{what}: going on without", RuntimeWarning, stacklevel=2)
+        if self.graph.varying or (dead, links) == self._judged:
+            return
+        self._judged = (dead, links)
+        if not graph.survivors_connected(dead, links):
+            between = sorted(link for link in links if not dead.intersection(link))
+            without = " and ".join([_ranks(dead)] * bool(dead) + [f"connections {between}"] * bool(between))
+            raise DeadRank(f"{graph.name} falls apart without {without}, lost by step {self.step}")
 
     def _end(self) -> None:
         if self._versions != [p._version for p in self._parameters.values()]:
@@ -297,3 +310,7 @@ class Averaged:
 
     def __exit__(self, *exception: object) -> None:
         self.restore()
+
+
+def _ranks(numbers: set[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"

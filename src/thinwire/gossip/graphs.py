@@ -92,10 +92,13 @@ class Graph:
             weights[node, node] = 1.0
         return Graph(weights, name=f"{self.name} without {sorted(lost)}", connected=False)
 
-    def survivors_connected(self, lost: Iterable[int]) -> bool:
-        """Whether news still reaches everybody once `lost` are gone."""
-        gone = set(lost)
-        return sum(not gone.issuperset(part) for part in self.without(gone).components) == 1
+    def survivors_connected(self, lost: Iterable[int], broken: Iterable[tuple[int, int]] = ()) -> bool:
+        """Whether news still reaches everybody once the nodes `lost` and the edges `broken` are gone."""
+        graph = nx.Graph(self.edges)
+        graph.add_nodes_from(range(self.nodes))
+        graph.remove_edges_from(broken)
+        graph.remove_nodes_from(lost)
+        return nx.number_connected_components(graph) == 1
 
     @property
     def digest(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Point-to-point messages over torch.distributed, with the news of who is lost."""
+"""Point-to-point messages over torch.distributed, with the news of what broke."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.core.bucket import Scratch
 from thinwire.exchange.collectives import Started, amounts
 from thinwire.exchange.transport import Transport
+from thinwire.gossip.news import News, parents
 
 
 class DeadRank(RuntimeError):
@@ -23,84 +24,112 @@ class DeadRank(RuntimeError):
 class PointToPoint:
     """Messages between this process and single others; what breaks one connection leaves the others whole.
 
-    Every message ends with one bit per rank: those the sender knows to be lost. So news of a death travels
-    with the gossip, at no message of its own, and all hear of it within the graph's diameter in rounds.
+    Every message ends with the sender's `News`: so it travels with the gossip, at no message of its own.
 
     A time-out is no death: gloo closes all of a group's connections when one receive times out, so it raises.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, timeout_seconds: float, transport: Transport):
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.dead: set[int] = set()
+        self.news = News(self.rank, self.ranks)
         self._group = group
         self._timeout_seconds = timeout_seconds
         self._transport = transport
         self._scratch = Scratch()
-        self._news_bytes = -(-self.ranks // 8)
         self._round = 0
-
-    @property
-    def survivors(self) -> list[int]:
-        return [rank for rank in range(self.ranks) if rank not in self.dead]
 
     def exchange(self, messages: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Send every message (uint8) and hear an equally long one from the same rank.
 
-        A rank that is lost is missing from the answer. The answers are good until the next call.
+        A rank that cannot be reached is missing from the answer. The answers are good until the next call.
         """
         sizes = {rank: message.numel() for rank, message in messages.items()}
-        return self._transfer(self._next_round(), messages, sizes)
+        return self._transfer(self._next_round(), messages, sizes)[0]
 
     def _next_round(self) -> int:
         """The tag of the next round: who mixes once too often times out and mixes no wrong step."""
         self._round = (self._round + 1) % 2**31
+        self.news.next_round()
         return self._round
 
-    def _transfer(self, tag: int, messages: Mapping[int, Tensor], sizes: Mapping[int, int]) -> dict[int, Tensor]:
-        """Send every message, and hear `sizes[rank]` bytes from each of those ranks, all at once."""
-        inbox = {rank: self._buffer(f"from {rank}", size) for rank, size in sizes.items()}
-        outbox = {rank: self._with_news(rank, message) for rank, message in messages.items()}
+    def _transfer(
+        self, tag: int, messages: Mapping[int, Tensor], sizes: Mapping[int, int]
+    ) -> tuple[dict[int, Tensor], dict[int, bytes]]:
+        """Send every message, and hear `sizes[rank]` bytes and the news from each of those ranks, all at once."""
+        known, avoided = self.news.message(), self.news.broken
+        inbox = {rank: self._buffer(f"from {rank}", size) for rank, size in sizes.items() if rank not in avoided}
+        outbox = {rank: self._with(known, rank, message) for rank, message in messages.items() if rank not in avoided}
         # Receives first, so that no message has to wait for a place to land.
         started = [(rank, self._receive(buffer, rank, tag)) for rank, buffer in inbox.items()]
         started += [(rank, self._send(buffer, rank, tag)) for rank, buffer in outbox.items()]
         with self._transport.ledger.timed("wire_seconds"):
             broken = {rank for rank, work in started if not self._finished(rank, work)}
-        self.dead |= broken
+        for rank in broken:
+            self.news.add(rank)
         heard = {rank: buffer for rank, buffer in inbox.items() if rank not in broken}
-        for rank, buffer in heard.items():
-            self._read_news(rank, buffer[sizes[rank] :])
-        return {rank: buffer[: sizes[rank]] for rank, buffer in heard.items()}
+        told = {rank: bytes(buffer[sizes[rank] :].tolist()) for rank, buffer in heard.items()}
+        for rank, news in told.items():
+            self.news.read(rank, news)
+        return {rank: buffer[: sizes[rank]] for rank, buffer in heard.items()}, told
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of all survivors' values, the same bits on each.
 
-        1. Speak to everybody not known to be dead: all learn alike who is.
-        2. Up a binary tree of the survivors, adding; divide; down again.
+        1. Agree on who takes part, and on a tree of them.
+        2. Up the tree, adding; divide; down again.
         3. Vote: if a rank was lost on the way, some have no mean, so all begin again without it.
+        """
+        while True:
+            tree = self._agreed_tree()
+            result, whole = self._tree_mean(values.clone(), tree)
+            if self._all_say(whole):
+                self.news.believe()
+                return result
+
+    def _agreed_tree(self) -> dict[int, int | None]:
+        """Everybody's parent, after all have found that they knew the same before they spoke.
+
+        What is noticed first while speaking does not count, for others may not have noticed it. So a rank may be
+        counted in that died just now: the tree breaks there, and the vote says so.
         """
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
         while True:
-            self.exchange(dict.fromkeys(self._others(), nothing))
-            result, whole = self._tree_mean(values.clone(), self.survivors)
-            vote = torch.tensor([whole], dtype=torch.uint8, device="cpu")
-            votes = self.exchange(dict.fromkeys(self._others(), vote))
-            if whole and all(bool(other) for other in votes.values()):
-                return result
+            known, members, links = self.news.message(), self.news.living(), self.news.links
+            others = dict.fromkeys(self._others(), nothing)
+            _, told = self._transfer(self._next_round(), others, dict.fromkeys(others, 0))
+            if self._all_say(all(news == known for news in told.values())):
+                break
+        tree = parents(members, lambda i, j: (min(i, j), max(i, j)) not in links)
+        if len(tree) < len(members):
+            lost = sorted(set(members) - set(tree))
+            raise DeadRank(f"ranks {lost} live, but no connection leads to them any more")
+        return tree
 
-    def _tree_mean(self, values: Tensor, survivors: list[int]) -> tuple[Tensor, bool]:
-        place = survivors.index(self.rank)
-        children = [survivors[child] for child in (2 * place + 1, 2 * place + 2) if child < len(survivors)]
-        parent = [survivors[(place - 1) // 2]] if place else []
+    def _all_say(self, word: bool) -> bool:
+        """Whether everybody says yes.
+
+        The second round is for those who could not hear a "no": their connection is broken, or who said it died
+        over it. So all get one answer, unless two ranks die in the same vote.
+        """
+        for _ in range(2):
+            vote = torch.tensor([word], dtype=torch.uint8, device="cpu")
+            answers = self.exchange(dict.fromkeys(self._others(), vote))
+            word = word and all(bool(answer) for answer in answers.values())
+        return word
+
+    def _tree_mean(self, values: Tensor, tree: Mapping[int, int | None]) -> tuple[Tensor, bool]:
+        children = [child for child, parent in tree.items() if parent == self.rank]
+        parent = [rank for rank in (tree[self.rank],) if rank is not None]
         wire = values.view(torch.uint8)
         up, down = self._next_round(), self._next_round()
-        below = self._transfer(up, {}, dict.fromkeys(children, wire.numel()))
+        below, _ = self._transfer(up, {}, dict.fromkeys(children, wire.numel()))
         for child in children:
             if child in below:
                 values.add_(below[child].view(values.dtype))
         if not parent:
-            values.div_(len(survivors))
+            values.div_(len(tree))
         self._transfer(up, dict.fromkeys(parent, wire), {})
-        above = self._transfer(down, {}, dict.fromkeys(parent, wire.numel()))
+        above, _ = self._transfer(down, {}, dict.fromkeys(parent, wire.numel()))
         for answer in above.values():
             values.copy_(answer.view(values.dtype))
         self._transfer(down, dict.fromkeys(children, wire), {})
@@ -111,27 +140,16 @@ class PointToPoint:
             dist.destroy_process_group(self._group)
 
     def _others(self) -> list[int]:
-        return [rank for rank in self.survivors if rank != self.rank]
+        return [rank for rank in range(self.ranks) if rank != self.rank and rank not in self.news.broken]
 
     def _buffer(self, name: str, size: int) -> Tensor:
-        return self._scratch.take(name, size + self._news_bytes, torch.uint8)
+        return self._scratch.take(name, size + self.news.nbytes, torch.uint8)
 
-    def _with_news(self, rank: int, message: Tensor) -> Tensor:
+    def _with(self, news: bytes, rank: int, message: Tensor) -> Tensor:
         buffer = self._buffer(f"to {rank}", message.numel())
         buffer[: message.numel()].copy_(message)
-        bits = sum(1 << rank for rank in self.dead)
-        news = bytearray(bits.to_bytes(self._news_bytes, "little"))
-        buffer[message.numel() :].copy_(torch.frombuffer(news, dtype=torch.uint8))
+        buffer[message.numel() :].copy_(torch.frombuffer(bytearray(news), dtype=torch.uint8))
         return buffer
-
-    def _read_news(self, rank: int, news: Tensor) -> None:
-        bits = int.from_bytes(bytes(news.tolist()), "little")
-        if bits >> self.ranks:
-            raise ValueError(f"rank {rank} tells of ranks past {self.ranks - 1}: its message is not gossip's")
-        told = {lost for lost in range(self.ranks) if bits >> lost & 1}
-        if self.rank in told:
-            raise DeadRank(f"rank {self.rank} was given up: its connection to another rank broke")
-        self.dead |= told
 
     def _receive(self, buffer: Tensor, rank: int, tag: int) -> Started | None:
         with suppress(RuntimeError):  # the connection was found broken before anything was started on it
