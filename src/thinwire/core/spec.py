@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
 
+# What Python's own reader raises: the last two, and sometimes MemoryError, where brackets are nested too deep.
+_UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+
 
 class Specced:
     """A dataclass whose fields are the options of its spec text, and whose name is its class's in lower case."""
@@ -51,11 +54,11 @@ def make(spec: str | Kind, base: type[Kind], known: Mapping[str, type[Kind]], *,
         raise ValueError(f"a {kind} is spec text such as {example} or a {base.__name__}, got {spec!r}")
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
-        raise ValueError(f"cannot read the {kind} {spec!r}; it looks like {example}") from None
+    except _UNREADABLE:
+        raise ValueError(f"cannot read the {kind} {spec[:200]!r}; it looks like {example}") from None
     call = ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ValueError(f"cannot read the {kind} {spec!r}; it looks like {example}, options by name")
+        raise ValueError(f"cannot read the {kind} {spec[:200]!r}; it looks like {example}, options by name")
     name = call.func.id.lower()
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}{_hint(name, known)}; known: {', '.join(known)}")
@@ -72,8 +75,8 @@ def _options(name: str, keywords: Iterable[ast.keyword], cls: type) -> dict[str,
             raise ValueError(f"{name} has no option {keyword.arg!r}{hint}; known: {listed}")
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
-            raise ValueError(f"{name}: {keyword.arg} must be a plain value, got {ast.unparse(keyword.value)}") from None
+        except _UNREADABLE:
+            raise ValueError(f"{name}: {keyword.arg} must be a plain value, such as 4, 0.1 or 'fp16'") from None
     needed = [f.name for f in fields(cls) if f.init and f.default is MISSING and f.default_factory is MISSING]
     if missing := [option for option in needed if option not in options]:
         raise ValueError(f"{name} needs {', '.join(missing)}")
