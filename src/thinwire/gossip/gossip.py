@@ -204,13 +204,17 @@ class Gossip:
         """Go on where the state was saved: on the same rank of as many, with that rank's model."""
         self._not_mixing("load_state_dict()")
         wire = self._connected()
-        if state.get("format") != FORMAT:
-            raise ValueError(f"not a gossip state of format {FORMAT}: format {state.get('format')!r}")
-        if (state["rank"], state["ranks"]) != (wire.rank, wire.ranks):
-            saved, here = f"{state['rank']} of {state['ranks']}", f"{wire.rank} of {wire.ranks}"
+        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+            found = f"format {state.get('format')!r}" if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"not a gossip state of format {FORMAT}: {found}")
+        if (state.get("rank"), state.get("ranks")) != (wire.rank, wire.ranks):
+            saved, here = f"{state.get('rank')} of {state.get('ranks')}", f"{wire.rank} of {wire.ranks}"
             raise ValueError(f"the state is of rank {saved}, this is rank {here}")
-        self._node.load_state_dict(state["node"])
-        self.ledger.load({name: float(value) for name, value in state["ledger"].items()})
+        totals = state.get("ledger")
+        if not isinstance(totals, Mapping) or not all(isinstance(total, int | float) for total in totals.values()):
+            raise ValueError(f"the state's ledger is not a dict of numbers: {totals!r:.100}")
+        self._node.load_state_dict(state.get("node", {}))
+        self.ledger.load({name: float(value) for name, value in totals.items()})
 
     def close(self) -> None:
         """End the background thread and the connections. Twice is fine."""

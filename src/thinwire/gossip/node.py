@@ -83,14 +83,21 @@ class Node:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["mixer"] != self.mixer.spec:
-            raise ValueError(f"the saved state is of {state['mixer']}, this mixer is {self.mixer.spec}")
-        self.own.load_state_dict(state["own"])
-        self._edges.clear()
-        for neighbour, saved in state["edges"].items():
-            self.edge(neighbour).load_state_dict(saved)
-        self.step, self.seed, self.equal = state["step"], state["seed"], state["equal"]
-        self.rounds = dict(state["rounds"])
+        """Take a saved state, or raise ValueError and change nothing."""
+        if not isinstance(state, Mapping) or state.get("mixer") != self.mixer.spec:
+            saved = state.get("mixer") if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"the saved state is of {saved}, this mixer is {self.mixer.spec}")
+        step, seed, equal = (_field(state, name, kind) for name, kind in _PLAIN.items())
+        rounds, edges = _field(state, "rounds", dict), _field(state, "edges", dict)
+        odd = [key for key in (*rounds, *edges) if not _is_count(key)] + [
+            n for n in rounds.values() if not _is_count(n)
+        ]
+        if odd or rounds.keys() != edges.keys() or step < 0:
+            raise ValueError(f"the saved state counts what there is not: step {step}, rounds {rounds}, {odd[:3]}")
+        own = _filled(_memory(self.mixer.init(self)), _field(state, "own", dict))
+        met = {j: _filled(_memory(self.mixer.meet(self, j)), saved) for j, saved in edges.items()}
+        self.own, self._edges, self.rounds = own, met, dict(rounds)
+        self.step, self.seed, self.equal = step, seed, equal
 
 
 def parameters_of(replica: Replica) -> dict[str, Tensor]:
@@ -110,3 +117,32 @@ def _memory(state: Mapping[str, Mapping[str, Tensor]]) -> Memory:
     for name, entry in state.items():
         memory.add(name, entry)
     return memory
+
+
+def _filled(memory: Memory, saved: Any) -> Memory:
+    """The memory with what was saved of it."""
+    entries = saved.items() if isinstance(saved, Mapping) else [("all of it", saved)]
+    for name, entry in entries:
+        whole = isinstance(entry, Mapping) and all(_is_plain(tensor) for tensor in entry.values())
+        if not whole or not all(isinstance(key, str) for key in (name, *entry)):
+            raise ValueError(f"saved {name!r} is not a dict of tensors of floating point, by name")
+    memory.load_state_dict(saved)
+    return memory
+
+
+def _is_plain(tensor: Any) -> bool:
+    dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+    return dense and tensor.is_floating_point()
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and number >= 0
+
+
+_PLAIN = {"step": int, "seed": int, "equal": bool}
+
+
+def _field(state: Mapping[str, Any], name: str, kind: type) -> Any:
+    if type(state.get(name)) is not kind:
+        raise ValueError(f"the saved state has {name}={state.get(name)!r}, where {kind.__name__} is expected")
+    return state[name]
