@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-full lint format bench sanitize clean
+.PHONY: help demo picture test test-full lint format bench sanitize chaos soak fuzz torch-tests clean
 
 help:
 	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
@@ -18,7 +18,11 @@ help:
 	@echo "make test-full  the same with the long versions"
 	@echo "make lint       ruff and pyright"
 	@echo "make bench      the speed of every kernel"
-	@echo "make sanitize   the kernel tests under ASan and UBSan"
+	@echo "make sanitize   the kernel tests and a short fuzz under ASan and UBSan"
+	@echo "make chaos      kill and stop random ranks at random moments (KILLS=60, SEED=)"
+	@echo "make soak       train for long: memory, threads and step time stay flat (MINUTES=4)"
+	@echo "make fuzz       mutated payloads, frames, checkpoints, texts (INPUTS=200000, SEED=)"
+	@echo "make torch-tests  PyTorch's own DDP tests with every model attached"
 	@echo "make clean      remove .venv and what was built"
 
 demo: $(VENV)/installed
@@ -50,7 +54,10 @@ bench: $(VENV)/installed
 	@$(BIN)/thinwire bench
 
 sanitize: $(VENV)/installed-dev
-	@bash native/sanitize.sh $(BIN)/python
+	@bash native/sanitize.sh $(BIN)/python tests/proof/test_fuzz.py --deselect tests/proof/test_fuzz.py::test_a_crash_is_reported_with_its_number_and_the_rest_goes_on
+
+fuzz: $(VENV)/installed
+	@$(BIN)/python -m proof.fuzz $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
 clean:
 	@rm -rf $(VENV) build
