@@ -160,7 +160,8 @@ class Reducer:
         self._follow(scale)
         if self.may_undo:
             self.memory.stash(layout.names)
-        bucket = Bucket(buffer, layout, exchange.workers, exchange.worker, step, self.seed, None, scratch)
+        who = (exchange.workers, exchange.worker)
+        bucket = Bucket(buffer, layout, *who, step, self.seed, None, scratch, seat=exchange.place)
         mean = yield from drive(self._whole.converse(bucket, self.memory, self.level), exchange, scratch)
         if scale is not None and not kernels.all_finite(buffer):
             self._finite = False

@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from thinwire.core.scheme import Scheme
 from thinwire.exchange.objects import all_gather_objects
+from thinwire.exchange.server import limits
 from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.server.loop import Server
@@ -28,6 +29,7 @@ def join(
     down: str = "same",
     on_failure: str = "continue",
     timeout_seconds: float = 300.0,
+    memory_bytes: int | None = None,
     transport: Transport | None = None,
 ) -> Role:
     """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
@@ -37,6 +39,8 @@ def join(
         torchrun, which restarts the whole group, so that nobody runs past the checkpoint that the others resume from).
     timeout_seconds: a worker that keeps the others waiting for longer counts as dead. More than the longest pause that
         one worker makes alone, such as saving a checkpoint.
+    memory_bytes: of a server, that all workers' messages together may take; each has an equal share, and one that asks
+        for more is refused. The machine's unless given.
     transport: starts and counts what a worker sends; one of its own unless given.
     """
     if not dist.is_initialized():
@@ -48,6 +52,8 @@ def join(
         raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds!r}")
     if on_failure not in ("continue", "stop"):
         raise ValueError(f"on_failure must be 'continue' or 'stop', got {on_failure!r}")
+    if memory_bytes is not None and not memory_bytes > 0:
+        raise ValueError(f"memory_bytes must be positive, got {memory_bytes!r}")
     everyone = dist.group.WORLD
     assert everyone is not None
     session = all_gather_objects(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
@@ -60,7 +66,7 @@ def join(
             )
             for worker in range(len(ranks) - servers)
         }
-        return Role(None, None, channels, on_failure, timeout_seconds)
+        return Role(None, None, channels, on_failure, timeout_seconds, memory_bytes or limits.memory_bytes())
     worker = rank - servers
     # A worker waits for its servers while they wait, up to the timeout, for another worker.
     patience = 2 * timeout_seconds + 30
@@ -70,7 +76,7 @@ def join(
     ]
     assert workers is None or isinstance(workers, dist.ProcessGroup)
     exchange = ParameterServer(own, ranks[servers:], worker, down=down, transport=transport)
-    return Role(workers, exchange, {}, on_failure, timeout_seconds)
+    return Role(workers, exchange, {}, on_failure, timeout_seconds, 0)
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ class Role:
     channels: dict[int, Channel]
     on_failure: str
     timeout_seconds: float
+    memory_bytes: int
 
     @property
     def serves(self) -> bool:
@@ -95,7 +102,11 @@ class Role:
         if not self.serves:
             raise ValueError("this rank trains: role.serves is False")
         shared = SharedWeights(optimizer, staleness) if optimizer is not None else None
-        return Server(self.channels, shared=shared, stops=self.on_failure == "stop", timeout=self.timeout_seconds).run()
+        stops = self.on_failure == "stop"
+        server = Server(
+            self.channels, shared=shared, stops=stops, timeout=self.timeout_seconds, memory_bytes=self.memory_bytes
+        )
+        return server.run()
 
 
 class ServerOptimizer:

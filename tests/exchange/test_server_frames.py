@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core.layout import Layout
-from thinwire.exchange.server import frames, operations, sharding
+from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
 from thinwire.schemes.cast import FP16
 from thinwire.schemes.qsgd import QSGD
@@ -18,7 +18,7 @@ def test_frames_round_trip():
     push = Push(Kind.ASK, 3, 2**63 + 5, 7, 0.25, 4, 10, 1 << 33, 99, 123456789)
     assert Push.unpack(push.pack()) == push
     assert push.pack().numel() == frames.PUSH_BYTES
-    reply = Reply(Verdict.REFUSED, 3, 2, 4, 99, 5, "because " + "é" * 200)
+    reply = Reply(Verdict.REFUSED, 3, 2, 4, 1, 99, 5, "because " + "é" * 200)
     again = Reply.unpack(reply.pack())
     assert again.reason.startswith("because é") and again.alive == 4
 
@@ -87,6 +87,53 @@ def test_tensors_go_whole_to_owners_by_size_and_stay_there():
         shard.tensors.scatter(shard.tensors.gather(whole, torch.empty(shard.tensors.layout.numel)), put_back)
     assert torch.equal(put_back, whole)
     assert [shard.tensors.layout for shard in owners.shards(layout, None)] == [layout]  # cannot be cut
+
+
+def test_what_is_known_of_layouts_is_bounded_and_owners_are_for_good(monkeypatch):
+    monkeypatch.setattr(limits, "KNOWN_OPERATIONS", 5)
+    owners, names = sharding.Owners(2), [f"t{number}" for number in range(8)]
+    first = [shard.server for name in names for shard in owners.shards(Layout.of([(name, (10,))]), 8)]
+    for _ in range(3):
+        again = [shard.server for name in names for shard in owners.shards(Layout.of([(name, (10,))]), 8)]
+        assert again == first and len(owners._known) <= 5
+
+
+STATE = {
+    "memory": {"a.weight": {"residual": torch.randn(3, 5)}, "b": {"residual": torch.arange(7).to(torch.bfloat16)}},
+    "shared": {"version": 3, "optimizer": {"state": {0: {"step": torch.tensor(4.0)}}, "param_groups": [
+        {"lr": 0.1, "betas": (0.9, 0.999), "foreach": None, "name": "ä", "empty": torch.empty(0, 4), "params": [0]},
+    ]}},
+}  # fmt: skip
+
+
+def test_a_snapshot_comes_back_as_it_was():
+    data = snapshots.pack(STATE)
+    assert data.dtype is torch.uint8 and b"pickle" not in data.numpy().tobytes()
+    again = snapshots.unpack(data)
+    assert repr(again) == repr(STATE)
+    with pytest.raises(ValueError, match="a set cannot be in a snapshot"):
+        snapshots.pack({"a": {1, 2}})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=4), st.integers(0, 400))
+def test_any_bytes_are_a_snapshot_or_a_value_error(changes, cut):
+    data = snapshots.pack(STATE)[: None if cut == 0 else -cut].clone()
+    for place, value in changes:
+        data[place % data.numel()] = value
+    with contextlib.suppress(ValueError):
+        snapshots.unpack(data)
+
+
+@pytest.mark.parametrize(
+    "outline",
+    ["[" * 100_000, '["tensor","float32",[1099511627776]]', '["tensor","float32",[-1]]', '["tensor","object",[1]]',
+     '["dict",[["dict"],1]]', '["set",1]', "{}", '["tensor","float32",[' + "1," * 99 + "1]]"],
+)  # fmt: skip
+def test_what_is_no_snapshot_raises(outline):
+    raw = len(outline).to_bytes(8, "little") + outline.encode() + bytes(64)
+    with pytest.raises(ValueError):
+        snapshots.unpack(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
 
 
 def test_numbers_are_cut_evenly_unless_they_are_few():

@@ -55,11 +55,17 @@ class Bucket:
     lost: Tensor | None = None  # where asked for: the scheme writes `flat - what this worker's message says`
     scratch: Scratch = field(default_factory=Scratch)
     spare: Tensor | None = None  # memory like `flat` that nobody needs until the conversation has ended
+    seat: int | None = None  # this worker's place among those that are left; None: nobody was lost, so `worker`
 
     @classmethod
     def of(cls, tensor: Tensor, name: str = "tensor", workers: int = 1) -> Bucket:
         """A bucket of one tensor, for trying a scheme by hand."""
         return cls(tensor.reshape(-1), Layout.of([(name, tensor.shape)]), workers=workers)
+
+    @property
+    def place(self) -> int:
+        """0 .. workers - 1, other than `worker`, which is for life."""
+        return self.worker if self.seat is None else self.seat
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -34,23 +34,25 @@ class Segment(NamedTuple):
 class Layout:
     """Where each named tensor lies in a flat buffer. Made once per bucket and kept, with all that follows from it.
 
-    Stretches follow each other without gaps, in order.
+    Stretches follow each other without gaps, in order. `chosen`: they are entries that were picked for this step, other
+    ones in the next, so nothing can be remembered of them by name.
     """
 
-    def __init__(self, segments: Sequence[Segment]):
+    def __init__(self, segments: Sequence[Segment], *, chosen: bool = False):
         self.segments = tuple(segments)
+        self.chosen = chosen
         self.numel = self.segments[-1].stop if self.segments else 0
         self._derived: dict[Hashable, Any] = {}
 
     @classmethod
-    def of(cls, shapes: Sequence[tuple[str, Sequence[int]]]) -> Layout:
+    def of(cls, shapes: Sequence[tuple[str, Sequence[int]]], *, chosen: bool = False) -> Layout:
         """The layout of tensors laid end to end."""
         segments, start = [], 0
         for name, shape in shapes:
             stop = start + int(np.prod(shape, dtype=np.int64))
             segments.append(Segment(name, start, stop, tuple(shape)))
             start = stop
-        return cls(segments)
+        return cls(segments, chosen=chosen)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ class Layout:
                 at += segment.numel
                 begin = runs.pop()[0] if runs and runs[-1][1] == segment.start else segment.start
                 runs.append((begin, segment.stop))
-        return Selection(Layout(segments), tuple(runs))
+        return Selection(Layout(segments, chosen=self.chosen), tuple(runs))
 
     def _cut_near(self, wanted: int, grain: int) -> int:
         for segment in self.segments:
@@ -129,7 +131,7 @@ class Layout:
                 whole = (a, b) == (segment.start, segment.stop)
                 shape = segment.shape if whole else (b - a,)
                 pieces.append(Segment(segment.name, a - start, b - start, shape, segment.offset + a - segment.start))
-        return Layout(pieces)
+        return Layout(pieces, chosen=self.chosen)
 
 
 @dataclass(frozen=True)

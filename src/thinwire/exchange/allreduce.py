@@ -75,6 +75,10 @@ class AllReduce:
     def device(self) -> str:
         return device_of(self.group)
 
+    @property
+    def place(self) -> int:
+        return self.worker
+
     def direct(self, scheme: Scheme) -> Direct | None:
         """On the model's own group, as plain DDP: all is started by the training thread, in its order.
 

@@ -25,6 +25,11 @@ class Exchange(Protocol):
     worker: int
 
     @property
+    def place(self) -> int:
+        """This worker's, among those that are left: `worker`, where nobody was lost."""
+        ...
+
+    @property
     def route(self) -> str:
         """How requests travel, in words; all workers must have the same."""
         ...

@@ -125,4 +125,4 @@ def check_shared_values(scheme: str, values: str) -> None:
 
 def kept_layout(layout: Layout, count: int) -> Layout:
     """The kept entries end to end; the name tells buckets apart, so that they round independently."""
-    return layout.once(("kept", count), lambda: Layout.of([(f"{layout.names[0]} and on, kept", (count,))]))
+    return layout.once(("kept", count), lambda: Layout.of([(f"{layout.names[0]} and on, kept", (count,))], chosen=True))

@@ -72,4 +72,4 @@ def _numbers(count: int) -> Tensor:
 
 
 def _few(layout: Layout, density: float) -> Layout:
-    return Layout.of([(s.name, (kept(density, s.numel),)) for s in layout.segments])
+    return Layout.of([(s.name, (kept(density, s.numel),)) for s in layout.segments], chosen=True)

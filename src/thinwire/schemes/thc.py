@@ -106,7 +106,7 @@ class THC(Scheme):
 
         # Without saturation, codes lie half a step off the integers. Workers take turns in rounding that up and down,
         # so that a sum has no drift, and fits into the width that n (2^bits - 1) + 1 different sums need.
-        origin = 128 if self.saturate or bucket.worker % 2 == 0 else 127
+        origin = 128 if self.saturate or bucket.place % 2 == 0 else 127
         integers = bucket.scratch.take("thc-integers", blocks.numel, torch.int32, device)
         integers.copy_(codes).sub_(origin)
         total = yield Sum(integers, width=width, saturate=self.saturate)

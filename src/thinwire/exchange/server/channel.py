@@ -7,9 +7,9 @@ dead or stuck worker must cost nobody else the connection.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from thinwire.exchange.collectives import amounts, nbytes_of
 
 SERVER, WORKER = 0, 1
 _TAG, _CLOSING_TAG = 0, 1
+FOREVER = datetime.timedelta(days=3650)
 
 
 class Channel:
@@ -54,6 +55,12 @@ class Channel:
         except RuntimeError as error:
             raise RuntimeError(f"{self.name} is gone: {str(error).splitlines()[0]}") from error
 
+    def wait_until_closed(self) -> None:
+        """Returns when either end has closed the connection: nobody sends on this tag."""
+        with suppress(RuntimeError):
+            nothing = torch.empty(1, dtype=torch.uint8)
+            self._pair.recv([nothing], self.peer, _CLOSING_TAG).wait(FOREVER)  # type: ignore[attr-defined]
+
     def cut(self) -> None:
         """Close the connection, which ends every wait on it. In gloo only a wait that times out does that."""
         with suppress(RuntimeError):
@@ -67,10 +74,12 @@ class Pending:
 
     work: dist.Work
     channel: Channel
+    check: Callable[[], object] = lambda: None  # when it is there; may raise
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         with self.channel.named_errors():
             self.work.wait() if timeout is None else self.work.wait(timeout)
+        self.check()
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,10 @@ class Received:
 
     channel: Channel
     tensor: Tensor
+    check: Callable[[], object] = lambda: None  # called when it is there; what it raises, the wait raises
 
     def amounts(self) -> dict[str, float]:
         return {"bytes_received": nbytes_of(self.tensor)}
 
     def start(self) -> Pending:
-        return self.channel.receive(self.tensor)
+        return replace(self.channel.receive(self.tensor), check=self.check)

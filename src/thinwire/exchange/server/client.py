@@ -12,11 +12,12 @@ it owes from the last answer, encodes the mean again; 4. pull and decode.
 
 from __future__ import annotations
 
-import atexit
-import io
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import util
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ from thinwire.core.layout import Layout
 from thinwire.core.request import Max, Mean, Sum
 from thinwire.core.scheme import Codec, Scheme, innermost
 from thinwire.exchange import arithmetic, objects
-from thinwire.exchange.collectives import Collective
-from thinwire.exchange.lane import Lane, Rounds, Threaded, close_at_exit
-from thinwire.exchange.server import frames, operations, sharding
+from thinwire.exchange.collectives import Collective, Started
+from thinwire.exchange.lane import Lane, Rounds, Threaded
+from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
 from thinwire.exchange.server.channel import Channel, Received, Sent
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
 from thinwire.exchange.transport import Transport
@@ -55,13 +56,16 @@ class ParameterServer:
         self.lane: Lane | None = None
         self.workers = len(ranks)
         self.worker = worker
+        self.place = worker  # among those that are left
         self._channels = list(channels)
         self._ranks = list(ranks)  # of the workers, in the whole job
         self._sequences = [0] * len(channels)
-        self._described: list[set[int]] = [set() for _ in channels]
+        self._described = [operations.Catalogue() for _ in channels]
         self.owners = sharding.Owners(len(channels))
         self._turn = 0
+        self._works: list[Started] = []  # the last; were gloo's own thread the last to hold one, it would abort
         self._left = False
+        self._at_exit = util.Finalize(None, _end, (weakref.ref(self),), exitpriority=0)
 
     @property
     def route(self) -> str:
@@ -80,8 +84,6 @@ class ParameterServer:
         if isinstance(inner, Codec):
             operations.check_known(inner)
         self._group = group
-        # A process that ends without close() has still finished; only one that dies says nothing.
-        self._at_exit = close_at_exit(self)
         self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
 
     def direct(self, scheme: Scheme) -> None:
@@ -95,13 +97,17 @@ class ParameterServer:
         objects.agree(given, self._group)
 
     def close(self) -> None:
-        """Join the lane and tell the servers that this worker has finished; they end when all have."""
+        """Join the lane and tell the servers that this worker has finished; they end when all have.
+
+        While an exception is being handled, as when a `with` block ends by one, this worker has not: it is lost.
+        """
+        self._close(finished=not _fails(sys.exc_info()[1]))
+
+    def _close(self, *, finished: bool) -> None:
         if self.lane is not None:
-            atexit.unregister(self._at_exit)
             self.lane.close()
             self.lane = None
-        if not self._left:
-            self._leave()
+        self._leave(finished=finished)
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -187,7 +193,9 @@ class ParameterServer:
         if self._down is not None:
             down, level = self._down, self._down.level
         else:
-            down, level = (FP32(), 0.0) if mean.exact else (codec, None)
+            # What the way back loses of a choice of entries nobody could remember, so it loses nothing that matters.
+            exact = mean.exact or (layout.chosen and codec.wants_memory(bucket.flat.dtype))
+            down, level = (FP32(), 0.0) if exact else (codec, None)
         return operations.DecodedMean(codec, layout, operations.dtype_name(bucket.flat), bucket.seed, down, level)
 
     # -- frames --------------------------------------------------------------------------------------------------------
@@ -211,13 +219,12 @@ class ParameterServer:
                 kind, ask.server, ask.operation, ask.data, ask.answer, reply, expected, step, level
             )
         yield operations
-        alive = self.workers
         for ask, (sequence, frame) in zip(asks, replies, strict=True):
             reply = self._read(frame, ask.server, sequence)
             if reply.checksum != frames.checksum(ask.answer):
                 raise RuntimeError(f"the answer of server {ask.server} was damaged on the way")
-            alive = min(alive, reply.alive)
-        self.workers = alive
+            if reply.alive < self.workers:
+                self.workers, self.place = reply.alive, reply.place
         return torch.empty(0)
 
     def _frames(
@@ -229,38 +236,49 @@ class ParameterServer:
         text, number = b"", 0
         if operation is not None:
             number = operation.number
-            if number not in self._described[server]:
-                self._described[server].add(number)
+            if self._described[server].use(number) is None:
+                self._described[server].add(operation)
                 text = operation.text.encode()
         push = Push(
             kind, self._sequences[server], number, step, float(level), expected, len(text), data.numel(),
             answer.numel(), frames.checksum(data),
         )  # fmt: skip
-        messages: list[Collective] = [Sent(channel, push.pack())]
+        # The reply is waited for first: after a refusal nothing else is received or sent.
+        messages: list[Collective] = [Received(channel, reply, lambda: self._heed(reply, server))]
+        messages.append(Sent(channel, push.pack()))
         if text:
             messages.append(Sent(channel, torch.frombuffer(bytearray(text), dtype=torch.uint8)))
         if data.numel():
             messages.append(Sent(channel, data))
-        messages.append(Received(channel, reply))
         if answer.numel():
             messages.append(Received(channel, answer))
         return messages
 
-    def _read(self, frame: Tensor, server: int, sequence: int) -> Reply:
+    def _heed(self, frame: Tensor, server: int) -> None:
+        """Leave, and say why, if the reply is a refusal."""
         reply = Reply.unpack(frame)
         if reply.verdict is Verdict.REFUSED:
-            self._leave()
+            self._leave(finished=False)
             raise RuntimeError(f"server {server} refused this worker's push: {reply.reason}")
+
+    def _read(self, frame: Tensor, server: int, sequence: int) -> Reply:
+        reply = Reply.unpack(frame)
         if reply.sequence != sequence:
             raise RuntimeError(f"server {server} answered request {reply.sequence} where {sequence} was asked")
         return reply
 
-    def _leave(self) -> None:
-        """Tell the servers that this worker is done, so that none waits for it."""
+    def _leave(self, *, finished: bool) -> None:
+        """Tell the servers that this worker has finished; one that has not just cuts the connection."""
+        if self._left:
+            return
         self._left = True
+        self._at_exit.cancel()
         for channel in self._channels:
-            with suppress(RuntimeError):  # a server that is gone needs no farewell
-                channel.send(Push(Kind.BYE).pack()).wait()
+            if finished:
+                with suppress(RuntimeError):  # a server that is gone needs no farewell
+                    channel.send(Push(Kind.BYE).pack()).wait()
+            else:
+                channel.cut()
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 
@@ -279,15 +297,15 @@ class ParameterServer:
                 f"the state has the servers {', '.join(sorted(state)) or 'none'}, expected {', '.join(names)}"
             )
         for server, name in enumerate(names):
-            raw = io.BytesIO()
-            torch.save(state[name], raw)
-            self._run(self._transfer(Kind.LOAD, server, torch.frombuffer(raw.getbuffer(), dtype=torch.uint8), 0))
+            self._run(self._transfer(Kind.LOAD, server, snapshots.pack(state[name]), 0))
 
     def fetch(self, server: int) -> dict[str, Any]:
         """A server's snapshot, between two steps of this worker."""
-        size = int(self._run(self._transfer(Kind.STATE, server, torch.empty(0, dtype=torch.uint8), 0))[0])
-        raw = self._run(self._transfer(Kind.FETCH, server, torch.empty(0, dtype=torch.uint8), size))
-        return torch.load(io.BytesIO(raw.numpy().tobytes()), weights_only=True)
+        nothing = torch.empty(0, dtype=torch.uint8)
+        size = int(self._run(self._transfer(Kind.STATE, server, nothing, 0))[0])
+        if size > limits.memory_bytes():
+            raise RuntimeError(f"server {server} has a snapshot of {size} bytes, more than this machine has memory")
+        return snapshots.unpack(self._run(self._transfer(Kind.FETCH, server, nothing, size)))
 
     def _transfer(self, kind: Kind, server: int, data: Tensor, size: int) -> Rounds:
         """One request of this worker alone. Returns the answer, or the size of one to be fetched."""
@@ -316,7 +334,7 @@ class ParameterServer:
                 wanted = next(rounds)
             except StopIteration as stop:
                 return stop.value
-            works = [self.transport.start(each) for each in wanted]
+            works = self._works = [self.transport.start(each) for each in wanted]
             with self.transport.ledger.timed("wire_seconds"):
                 for work in works:
                     work.wait()
@@ -343,6 +361,21 @@ class _Piece:
         self.shard.tensors.scatter(self.bucket.flat, whole.flat)
         if whole.lost is not None and self.bucket.lost is not None:
             self.shard.tensors.scatter(self.bucket.lost, whole.lost)
+
+
+def _fails(error: BaseException | None) -> bool:
+    """Whether a process that ends by `error` has failed."""
+    return error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def _end(reference: weakref.ref[ParameterServer]) -> None:
+    """At exit. A process that ends by itself has finished, though it never said so; one that nobody caught has not.
+
+    `sys.last_value` is what ended the main program; in a child of `multiprocessing` it is still on its way.
+    """
+    exchange = reference()
+    if exchange is not None:
+        exchange._close(finished=not _fails(sys.exc_info()[1] or getattr(sys, "last_value", None)))
 
 
 def _encode(mean: Mean, bucket: Bucket, out: Tensor) -> None:

@@ -4,11 +4,13 @@
     server -> worker    Reply (256 bytes, with room for the reason of a refusal), [answer]
 
 The receiver of an answer knows its size beforehand, so both receives are posted with the push, and the bytes need not
-wait for a handshake. A frame that does not fit raises ValueError and nothing else is read.
+wait for a handshake. After a refusal no answer comes: whoever reads one leaves. A frame that does not fit raises
+ValueError and nothing else is read.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import astuple, dataclass
 from enum import IntEnum
@@ -38,7 +40,7 @@ class Verdict(IntEnum):
 
 
 _PUSH = struct.Struct("<4sHHQQQdIIQQq")
-_REPLY = struct.Struct("<4sHHQIIQq")
+_REPLY = struct.Struct("<4sHHQIIIQq")
 PUSH_BYTES = _PUSH.size
 REPLY_BYTES = 256
 _ROOM = REPLY_BYTES - _REPLY.size - 2
@@ -69,6 +71,8 @@ class Push:
         push = cls(Kind(kind), *rest)
         if max(push.text_bytes, push.nbytes, push.answer_bytes) > LIMIT:
             raise ValueError(f"a push of {push.nbytes} bytes is above the limit of {LIMIT}")
+        if not math.isfinite(push.level):
+            raise ValueError(f"a push at level {push.level} is corrupt")
         return push
 
 
@@ -78,6 +82,7 @@ class Reply:
     sequence: int = 0
     answered: int = 0  # how many workers' payloads are in the answer
     alive: int = 0  # how many workers the server still counts on
+    place: int = 0  # of this worker among them
     nbytes: int = 0
     checksum: int = 0
     reason: str = ""  # why a push was refused; cut to fit

@@ -4,34 +4,32 @@
 
 A worker is dropped when its connection breaks, when it says something that cannot be true, or when it keeps the others
 waiting longer than the timeout. The answer is then the mean over those who answered, and every reply says how many
-are left. Nothing a worker sends can stop the loop.
+are left. Nothing a worker sends can stop the loop: what goes wrong in a round is told to those who asked for it.
 """
 
 from __future__ import annotations
 
-import io
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thinwire.core.bucket import Scratch
 from thinwire.core.ledger import Ledger
 from thinwire.core.memory import Memory
-from thinwire.exchange.server import frames, operations
+from thinwire.exchange.server import frames, operations, snapshots
 from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
-from thinwire.exchange.server.operations import BadPayload, Operation, Round
+from thinwire.exchange.server.operations import BadPayload, Round
 from thinwire.exchange.server.peers import FINISHED, Incoming, Peer, Pool
 from thinwire.exchange.server.weights import SharedWeights
 
 FORMAT = 1
-FAREWELL_SECONDS = 5.0
+FAREWELL_SECONDS = 5.0  # for those that were refused to hear why
 
 
 class Server:
@@ -47,20 +45,23 @@ class Server:
         shared: SharedWeights | None = None,
         stops: bool = False,
         timeout: float,
+        memory_bytes: int,
     ) -> None:
         self.ledger = Ledger()
         self.memory = Memory()
         self._shared = shared
         self._stops = stops  # a lost worker ends the job for all
         self._timeout = timeout
-        self._operations: dict[int, Operation] = {}
         self._scratch = Scratch()
-        self._pool = Pool()
+        self._pool = Pool(memory_bytes)
         self._snapshot: Tensor | None = None
         self._inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
         self._peers = {
-            worker: Peer(worker, channel, self._inbox, self._pool, self.ledger) for worker, channel in channels.items()
-        }
+            worker: Peer(
+                worker, channel, self._inbox, self._pool, self.ledger,
+                share=memory_bytes // len(channels), memory=memory_bytes,
+            ) for worker, channel in channels.items()
+        }  # fmt: skip
 
     def run(self) -> dict[str, float]:
         """Serve to the end; the totals of the ledger. Raises if every worker was lost before it had finished."""
@@ -69,10 +70,10 @@ class Server:
                 self._take(self._next())
                 while self._round_is_complete():
                     self._answer_round()
-            self._see_off()
         finally:
+            deadline = time.monotonic() + FAREWELL_SECONDS
             for peer in self._peers.values():
-                peer.close()
+                peer.close(deadline)
         lost = {worker: peer.gone for worker, peer in self._peers.items() if peer.gone != FINISHED}
         if len(lost) == len(self._peers) or (self._stops and lost):
             told = "; ".join(f"worker {worker}: {reason}" for worker, reason in lost.items())
@@ -81,15 +82,6 @@ class Server:
         if self._shared is not None:
             totals |= self._shared.totals()
         return totals
-
-    def _see_off(self) -> None:
-        """Those that were refused may have asked more meanwhile: they hear why until they have left, for a while."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while any(peer.refused and not peer.left for peer in self._peers.values()):
-            try:
-                self._take(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
-            except queue.Empty:
-                return
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -124,79 +116,56 @@ class Server:
         waiting = self._waiting()
         for worker in [worker for worker in self._present if worker not in waiting]:
             if waiting and self._due(waiting, [self._peers[worker]]) <= time.monotonic():
-                self._drop(worker, f"it kept the others waiting for more than {self._timeout:g} seconds")
+                self._refuse(worker, f"it kept the others waiting for more than {self._timeout:g} seconds")
 
     def _take(self, arrival: Incoming | None) -> None:
         if arrival is None:
             self._drop_the_late()
             return
-        peer = self._peers[arrival.worker]
-        peer.left = arrival.push is None or arrival.push.kind is Kind.BYE
+        peer, push = self._peers[arrival.worker], arrival.push
         if peer.gone:
-            if peer.refused and arrival.push is not None and arrival.push.kind is not Kind.BYE:
-                self._say_no(arrival, peer.gone)
+            self._clear(arrival)
             return
         peer.heard = arrival.since
-        if arrival.push is None:
-            self._drop(arrival.worker, arrival.gone)
-        elif arrival.push.kind is Kind.BYE:
+        if push is None:
+            self._lose(arrival.worker, arrival.gone)
+        elif arrival.objection:
+            self._refuse(arrival.worker, arrival.objection)
+        elif push.kind is Kind.BYE:
             peer.gone = FINISHED
             self._changed()
-        elif (reason := self._objection(arrival)) is not None:
-            self._refuse(arrival, reason)
-        else:
-            self._serve(arrival, peer)
-
-    def _serve(self, arrival: Incoming, peer: Peer) -> None:
-        push = arrival.push
-        assert push is not None
-        if push.kind is Kind.ASK:
-            peer.asked.append(arrival)
-        elif push.kind in (Kind.GRADIENT, Kind.WEIGHTS):
-            self._trade(arrival)
-        elif push.kind is Kind.STATE:
-            raw = io.BytesIO()
-            torch.save(self.state_dict(), raw)
-            self._snapshot = torch.frombuffer(raw.getbuffer(), dtype=torch.uint8)
-            self._reply(arrival, nbytes=self._snapshot.numel())
-        elif push.kind is Kind.FETCH:
-            snapshot = self._snapshot if self._snapshot is not None else torch.empty(0, dtype=torch.uint8)
-            self._reply(arrival, snapshot)
+        elif arrival.payload is not None and frames.checksum(arrival.payload) != push.checksum:
+            self._refuse(arrival.worker, "the payload was damaged on the way: its checksum is another")
         else:
             try:
-                assert arrival.payload is not None
-                raw = io.BytesIO(arrival.payload.numpy().tobytes())
-                self.load_state_dict(torch.load(raw, weights_only=True))
-                self._reply(arrival)
-            except Exception as error:  # whatever a bad snapshot raises is that worker's to hear
-                self._refuse(arrival, f"the snapshot cannot be loaded: {error}")
+                self._serve(arrival, push)
+            except Exception as error:  # whatever a push meets is its worker's to hear
+                self._refuse(arrival.worker, str(error) or repr(error))
 
-    def _objection(self, arrival: Incoming) -> str | None:
-        """Why a push cannot be used, if so."""
-        push = arrival.push
-        assert push is not None
-        if arrival.payload is not None and frames.checksum(arrival.payload) != push.checksum:
-            return "the payload was damaged on the way: its checksum is another"
-        if push.kind not in (Kind.ASK, Kind.GRADIENT, Kind.WEIGHTS):
-            return None
-        try:
-            if arrival.text:
-                operation = operations.parse(arrival.text)
-                if operation.number != push.operation or operations.number(arrival.text) != push.operation:
-                    return "an operation's description does not fit its number"
-                self._operations[push.operation] = operation
-            if push.operation not in self._operations:
-                return f"operation {push.operation:x} was never described"
-            operation = self._operations[push.operation]
-            sizes = operation.up_bytes(push.level), operation.down_bytes(push.level)
-        except Exception as error:  # sizes of a nonsensical level raise whatever a codec raises
-            return str(error)
-        if (push.kind is Kind.ASK) is not isinstance(operation, operations.QUESTIONS):
-            return f"{type(operation).__name__} cannot be pushed as {push.kind.name.lower()}"
-        if push.kind is Kind.ASK and (push.nbytes, push.answer_bytes) != sizes:
-            pushed = f"{push.nbytes} bytes for {push.answer_bytes}"
-            return f"a push of {pushed} does not fit its operation: {sizes[0]} for {sizes[1]}"
-        return None
+    def _serve(self, arrival: Incoming, push: Push) -> None:
+        if push.kind is Kind.ASK:
+            if self._shared is not None:
+                raise ValueError("asynchronous servers take gradients and give weights, nothing else")
+            self._peers[arrival.worker].asked.append(arrival)
+        elif push.kind in (Kind.GRADIENT, Kind.WEIGHTS):
+            self._trade(arrival)
+        elif arrival.worker != 0:
+            raise ValueError("the first worker saves and loads what servers hold, and nobody else")
+        elif push.kind is Kind.STATE:
+            self._snapshot = snapshots.pack(self.state_dict())
+            self._reply(arrival, nbytes=self._snapshot.numel())
+        elif push.kind is Kind.FETCH:
+            snapshot, self._snapshot = self._snapshot, None
+            if snapshot is None or snapshot.numel() != push.answer_bytes:
+                raise ValueError(f"there is no snapshot of {push.answer_bytes} bytes to be fetched")
+            self._reply(arrival, snapshot)
+        else:
+            assert arrival.payload is not None
+            try:
+                self.load_state_dict(snapshots.unpack(arrival.payload))
+            except Exception as error:  # whatever a bad snapshot raises
+                raise ValueError(f"the snapshot cannot be loaded: {error}") from error
+            self._reply(arrival)
 
     def _round_is_complete(self) -> bool:
         present = self._present
@@ -204,53 +173,69 @@ class Server:
 
     def _answer_round(self) -> None:
         arrivals = {worker: self._peers[worker].asked.popleft() for worker in self._present}
-        topics = {worker: _topic(arrival.push) for worker, arrival in arrivals.items() if arrival.push}
-        topic, _ = Counter(topics.values()).most_common(1)[0]
-        odd = [worker for worker in topics if topics[worker] != topic]
-        for worker in odd:
-            self._refuse(
-                arrivals.pop(worker),
-                f"it asked {topics[worker]} where the others asked {topic} (operation, step, level)",
-            )
-        while arrivals:
-            first = next(iter(arrivals.values()))
-            assert first.push is not None
-            answer = self._pool.take(first.push.answer_bytes)
+        self._refuse_the_odd(arrivals)
+        while arrivals := {worker: arrival for worker, arrival in arrivals.items() if not self._peers[worker].gone}:
+            push = next(iter(arrivals.values())).push
+            assert push is not None
+            answer = self._pool.take(push.answer_bytes)
             try:
-                self._compute(arrivals, first.push, answer)
+                self._compute(arrivals, push, answer)
             except BadPayload as bad:
                 self._pool.give(answer)
-                self._refuse(arrivals.pop(bad.worker), str(bad))
-                continue
-            self._send_all(arrivals, answer)
+                self._refuse(bad.worker, str(bad))
+            except Exception as error:  # ours, not any one worker's
+                for worker in arrivals:
+                    self._refuse(worker, f"the server could not answer: {str(error) or repr(error)}")
+            else:
+                self._send_all(arrivals, answer)
+                return
+
+    def _refuse_the_odd(self, arrivals: Mapping[int, Incoming]) -> None:
+        """Those who did not ask what most did; where there is no majority, nobody knows who is right."""
+        topics = {worker: _topic(arrival.push) for worker, arrival in arrivals.items() if arrival.push}
+        (common, count), *others = Counter(topics.values()).most_common()
+        what = "(operation, step, level, workers)"
+        if 2 * count <= len(topics) and others:
+            told = ", ".join(f"worker {worker} {topic}" for worker, topic in topics.items())
+            for worker in topics:
+                self._refuse(worker, f"the workers ask different things {what}: {told}")
             return
+        for worker, topic in topics.items():
+            if topic != common:
+                self._refuse(worker, f"it asked {topic} where the others asked {common} {what}")
 
     def _compute(self, arrivals: Mapping[int, Incoming], push: Push, answer: Tensor) -> None:
-        operation = self._operations[push.operation]
         payloads = {worker: a.payload for worker, a in arrivals.items() if a.payload is not None}
+        operation = next(iter(arrivals.values())).operation
         assert isinstance(operation, operations.QUESTIONS)
         operation.answer(Round(payloads, push.workers, push.step, push.level), answer, self.memory, self._scratch)
 
     def _trade(self, arrival: Incoming) -> None:
-        assert arrival.push is not None
         if self._shared is None:
-            self._refuse(arrival, "this server has no optimizer; serve(optimizer=...) makes it asynchronous")
-            return
-        try:
-            self._shared.take(arrival.worker, arrival, self._operations[arrival.push.operation])
-        except ValueError as error:
-            self._refuse(arrival, str(error))
-        else:
-            self._send_weights()
+            raise ValueError("this server has no optimizer; serve(optimizer=...) makes it asynchronous")
+        assert arrival.operation is not None
+        self._shared.take(arrival.worker, arrival, arrival.operation)
+        self._send_weights()
 
     def _send_weights(self) -> None:
         """To those who may go on."""
         assert self._shared is not None
-        for arrival in self._shared.released(self._present):
-            assert arrival.push is not None
+        try:
+            released = self._shared.released(self._present)
+        except Exception as error:  # no weights to go on from, or an optimizer that fails: nobody can go on
+            self._refuse_all(str(error) or repr(error))
+            return
+        for arrival in released:
+            if self._peers[arrival.worker].gone:
+                continue
+            assert arrival.push is not None and arrival.operation is not None
             answer = self._pool.take(arrival.push.answer_bytes)
-            self._shared.write_weights(self._operations[arrival.push.operation], answer)
-            self._reply(arrival, answer, kept=True)
+            try:
+                self._shared.write_weights(arrival.operation, answer)
+            except Exception as error:  # other weights than these were asked for
+                self._refuse(arrival.worker, str(error) or repr(error))
+            else:
+                self._reply(arrival, answer, kept=True)
 
     # -- replies -------------------------------------------------------------------------------------------------------
 
@@ -266,66 +251,67 @@ class Server:
                 if left == 0:
                     self._pool.give(answer)
 
-        alive, check = len(self._present), frames.checksum(answer)
-        for worker, arrival in arrivals.items():
-            assert arrival.push is not None
-            reply = Reply(Verdict.FINE, arrival.push.sequence, len(arrivals), alive, answer.numel(), check)
-            self._clear(arrival)
-            self._peers[worker].say(reply, answer, release)
+        check = frames.checksum(answer)
+        for arrival in arrivals.values():
+            self._say(arrival, answer, len(arrivals), answer.numel(), check, release)
 
     def _reply(self, arrival: Incoming, answer: Tensor | None = None, *, nbytes: int = 0, kept: bool = False) -> None:
-        assert arrival.push is not None
         size, check = (nbytes, 0) if answer is None else (answer.numel(), frames.checksum(answer))
-        alive = len(self._present)
-        reply = Reply(Verdict.FINE, arrival.push.sequence, 1, alive, size, check)
 
         def release() -> None:
             if kept and answer is not None:
                 self._pool.give(answer)
 
+        self._say(arrival, answer, 1, size, check, release)
+
+    def _say(
+        self, arrival: Incoming, answer: Tensor | None, answered: int, size: int, check: int,
+        release: Callable[[], None],
+    ) -> None:  # fmt: skip
+        push, peer, present = arrival.push, self._peers[arrival.worker], self._present
+        assert push is not None
         self._clear(arrival)
-        self._peers[arrival.worker].say(reply, answer, release)
+        place = present.index(arrival.worker)
+        reply = Reply(Verdict.FINE, push.sequence, answered, len(present), place, size, check)
 
-    def _refuse(self, arrival: Incoming, reason: str) -> None:
-        """Tell a worker why it is out, also in answer to what else it has asked, and go on without it."""
-        peer = self._peers[arrival.worker]
-        peer.refused = True
-        for each in (arrival, *peer.asked):
-            self._say_no(each, reason)
-        self._drop(arrival.worker, reason, cut=False)
+        def sent() -> None:
+            release()
+            peer.settle(push)
 
-    def _refuse_all(self, reason: str) -> None:
-        for worker in self._present:
-            peer = self._peers[worker]
-            peer.refused, peer.gone = True, reason
-            for each in peer.asked:
-                self._say_no(each, reason)
-
-    def _say_no(self, arrival: Incoming, reason: str) -> None:
-        """The worker waits for an answer of a certain length, so it gets one."""
-        assert arrival.push is not None
-        nothing = torch.zeros(arrival.push.answer_bytes, dtype=torch.uint8)
-        reply = Reply(Verdict.REFUSED, arrival.push.sequence, reason=reason)
-        self._peers[arrival.worker].say(reply, nothing)
+        peer.say(reply, answer, sent)
 
     def _clear(self, arrival: Incoming) -> None:
         if arrival.payload is not None:
             self._pool.give(arrival.payload)
             arrival.payload = None
 
-    def _drop(self, worker: int, reason: str, *, cut: bool = True) -> None:
+    # -- those who are lost --------------------------------------------------------------------------------------------
+
+    def _refuse(self, worker: int, reason: str) -> None:
+        """Tell a worker why it is out, and go on without it."""
+        if not self._peers[worker].gone:
+            self._peers[worker].refuse(reason)
+            self._stop_or_go_on(worker, reason)
+
+    def _lose(self, worker: int, reason: str) -> None:
         peer = self._peers[worker]
         peer.gone = reason
         peer.asked.clear()
-        if cut:
-            peer.channel.cut()
-        self._changed()
-        if self._stops and self._present:
+        peer.channel.cut()
+        self._stop_or_go_on(worker, reason)
+
+    def _stop_or_go_on(self, worker: int, reason: str) -> None:
+        if self._stops:
             self._refuse_all(f"worker {worker} is lost, and the job stops: {reason}")
+        self._changed()
+
+    def _refuse_all(self, reason: str) -> None:
+        for worker in self._present:
+            self._peers[worker].refuse(reason)
 
     def _changed(self) -> None:
         """Fewer workers are left: those that waited for the one that went may be due."""
-        if self._shared is not None:
+        if self._shared is not None and self._present:
             self._send_weights()
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
@@ -347,5 +333,5 @@ class Server:
             self._shared.load_state_dict(state["shared"])
 
 
-def _topic(push: Push) -> tuple[str, int, float]:
-    return f"{push.operation:x}", push.step, push.level
+def _topic(push: Push) -> tuple[str, int, float, int]:
+    return f"{push.operation:x}", push.step, push.level, push.workers

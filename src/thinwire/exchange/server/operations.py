@@ -1,8 +1,8 @@
 """Operations: what one request of a conversation looks like to a server, and how the server answers it.
 
-A worker describes an operation once, as text; from then on its pushes name it by number. Both ends compute sizes from
+A worker describes an operation once, as JSON; from then on its pushes name it by number. Both ends compute sizes from
 the operation, so neither has to believe the other. The arithmetic is the one AllReduce and Simulation use: payloads are
-decoded and added in rank order.
+decoded and added in rank order. What a peer describes is checked field by field, and names nothing but codecs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -27,6 +28,7 @@ from thinwire.core.layout import Layout, Segment
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Codec
 from thinwire.exchange import arithmetic
+from thinwire.exchange.server import limits
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
@@ -64,8 +66,12 @@ class Operation(ABC):
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> Operation:
-        """The operation whose `literal` this is; ValueError, TypeError or KeyError where it is none."""
+        """The operation whose `literal` this is; any exception where it is none."""
         return cls(**literal)
+
+    @abstractmethod
+    def dense_bytes(self) -> int:
+        """Of the numbers themselves, before any encoding."""
 
     @abstractmethod
     def up_bytes(self, level: float) -> int: ...
@@ -98,8 +104,16 @@ class PlainSum(Operation):
     dtype: str
     numel: int
 
-    def up_bytes(self, level: float) -> int:
+    def __post_init__(self) -> None:
+        if self.reduction not in ("sum", "max") or self.dtype not in DTYPES:
+            raise ValueError(f"no server can take the {self.reduction!r} of {self.dtype!r}")
+        check_count(self.numel)
+
+    def dense_bytes(self) -> int:
         return self.numel * self._dtype.itemsize
+
+    def up_bytes(self, level: float) -> int:
+        return self.dense_bytes()
 
     down_bytes = up_bytes
 
@@ -127,6 +141,14 @@ class PackedSum(Operation):
     saturate: bool
     numel: int
 
+    def __post_init__(self) -> None:
+        if type(self.width) is not int or not 1 <= self.width <= 32 or type(self.saturate) is not bool:
+            raise ValueError(f"integers travel in 1 to 32 bits, not {self.width!r}, and saturate or not")
+        check_count(self.numel)
+
+    def dense_bytes(self) -> int:
+        return 4 * self.numel
+
     def up_bytes(self, level: float) -> int:
         return arithmetic.packed_size(self.numel, self.width)
 
@@ -142,7 +164,8 @@ class PackedSum(Operation):
 class DecodedMean(Operation):
     """The mean of decoded payloads, sent back through the codec `down` at `down_level` (None: the level of the way up).
 
-    The server's own error memory: what the way back loses is added to the next mean, unless that averages out.
+    The server's own error memory: what the way back loses is added to the next mean, unless that averages out, or the
+    layout is a choice of entries: the next mean's are others.
     """
 
     codec: Codec
@@ -154,12 +177,23 @@ class DecodedMean(Operation):
 
     def literal(self) -> dict[str, Any]:
         plain = {"codec": self.codec.spec, "layout": self.layout.segments, "down": self.down.spec}
-        return super().literal() | plain
+        chosen = {"chosen": True} if self.layout.chosen else {}
+        return super().literal() | plain | chosen
 
     @classmethod
     def of(cls, literal: dict[str, Any]) -> DecodedMean:
         codec, down = codec_of(literal.pop("codec")), codec_of(literal.pop("down"))
-        return cls(codec=codec, layout=layout_of(literal.pop("layout")), down=down, **literal)
+        layout = layout_of(literal.pop("layout"), chosen=literal.pop("chosen", False) is True)
+        return cls(codec=codec, layout=layout, down=down, **literal)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES or type(self.seed) is not int:
+            raise ValueError(f"no server can take the mean of {self.dtype!r} with the seed {self.seed!r}")
+        if self.down_level is not None and not math.isfinite(self.down_level):
+            raise ValueError(f"{self.down_level!r} is no level")
+
+    def dense_bytes(self) -> int:
+        return self.layout.numel * DTYPES[self.dtype].itemsize
 
     def up_bytes(self, level: float) -> int:
         return arithmetic.aligned(self.codec.nbytes(self.layout, level))
@@ -176,7 +210,7 @@ class DecodedMean(Operation):
         self.add(asked, 1.0 / len(asked.payloads), mean.zero_())
         level = self.level_down(asked.level)
         bucket = Bucket(mean, self.layout, len(asked.payloads), randomness.RELAY, asked.step, self.seed, None, scratch)
-        if self.down.wants_memory(dtype):
+        if self.down.wants_memory(dtype) and not self.layout.chosen:
             # A non-finite mean reaches the optimizers, but no memory absorbs it.
             compensated(self.down, bucket, self._residual(memory, dtype), level, out)
         else:
@@ -202,14 +236,48 @@ class DecodedMean(Operation):
 QUESTIONS = (PlainSum, PackedSum, DecodedMean)
 
 
+class Catalogue:
+    """The operations that the two ends of a connection remember.
+
+    Both see the same pushes in the same order, so both forget the same: those that were not used for longest.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, Operation] = OrderedDict()
+        self._text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def use(self, number: int) -> Operation | None:
+        """The operation, if it is remembered; from now on it was used last."""
+        if number in self._kept:
+            self._kept.move_to_end(number)
+        return self._kept.get(number)
+
+    def add(self, operation: Operation) -> None:
+        self._kept[operation.number] = operation
+        self._text_bytes += len(operation.text)
+        while len(self._kept) > limits.KNOWN_OPERATIONS or self._text_bytes > limits.KNOWN_TEXT_BYTES:
+            _, forgotten = self._kept.popitem(last=False)
+            self._text_bytes -= len(forgotten.text)
+
+
 def parse(text: str) -> Operation:
     """The operation that `text` describes; ValueError where it does not."""
     kinds = {kind.__name__: kind for kind in Operation.__subclasses__()}
     try:
         literal = json.loads(text)
         return kinds[literal.pop("kind")].of(literal)
-    except (TypeError, KeyError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+    except ValueError:
+        raise
+    except Exception as error:  # whatever else a description that is none meets
         raise ValueError(f"not an operation: {text[:60]!r}: {error}") from error
+
+
+def check_count(number: Any) -> None:
+    if type(number) is not int or not 0 <= number < 1 << 62:
+        raise ValueError(f"{str(number)[:60]} is no number of entries")
 
 
 def check_known(codec: Codec) -> None:
@@ -223,22 +291,30 @@ def check_known(codec: Codec) -> None:
 
 def codec_of(spec: str) -> Codec:
     """The codec that a peer named."""
+    if len(spec) > limits.SPEC_CHARACTERS:
+        raise ValueError(f"a codec's spec has {limits.SPEC_CHARACTERS} characters at most, this has {len(spec)}")
     name = str(spec).partition("(")[0]
     if name not in schemes.registry():
         raise ValueError(f"the codec {name!r} is not known here: tw.register() it on the ranks that serve, too")
     return schemes.codec(spec)
 
 
-def layout_of(segments: Any) -> Layout:
+def layout_of(segments: Any, *, chosen: bool = False) -> Layout:
     """The layout that a peer described."""
     at, found = 0, []
     for name, start, stop, shape, offset in segments:
-        segment = Segment(str(name), int(start), int(stop), tuple(map(int, shape)), int(offset))
-        if segment.start != at or segment.stop < at or math.prod(segment.shape) != segment.numel or segment.offset < 0:
+        if len(shape) > limits.DIMENSIONS:
+            raise ValueError(f"a tensor has {limits.DIMENSIONS} dimensions at most, not {len(shape)}")
+        for number in (start, stop, offset, *shape):
+            check_count(number)
+        segment = Segment(str(name), start, stop, tuple(shape), offset)
+        if start != at or stop < at or math.prod(shape) != segment.numel:
             raise ValueError(f"the segments of a layout follow each other and fill their shapes; {segment} does not")
-        at = segment.stop
+        at = stop
         found.append(segment)
-    return Layout(found)
+    if len({segment.name for segment in found}) < len(found):
+        raise ValueError("the segments of a layout have names of their own")
+    return Layout(found, chosen=chosen)
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from thinwire.core.layout import Layout, Segment, Selection
+from thinwire.exchange.server import limits
 
 SMALL_BYTES = 16384  # plain numbers below this go to one server: a message costs more than its bytes
 
@@ -37,6 +38,8 @@ class Owners:
         """What of `layout` each server owns; servers that own nothing of it are left out."""
         key = (layout.segments, grain is None)
         if key not in self._known:
+            if len(self._known) >= limits.KNOWN_OPERATIONS:  # owners are kept by name, so nothing changes
+                self._known.clear()
             self._assign(layout)
             self._known[key] = self._divide(layout, whole=grain is None)
         return self._known[key]

@@ -31,6 +31,7 @@ from thinwire.exchange.server.operations import Operation
 if TYPE_CHECKING:
     from thinwire.exchange.server.peers import Incoming
 
+FIRST = 0  # the worker whose weights are the ones to begin with
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -48,6 +49,13 @@ class Gradient(Operation):
     def of(cls, literal: dict[str, Any]) -> Gradient:
         sections = [(operations.codec_of(codec), operations.layout_of(layout)) for codec, layout in literal["sections"]]
         return cls(tuple(sections), literal["down"])
+
+    def __post_init__(self) -> None:
+        if self.down not in operations.DTYPES:
+            raise ValueError(f"weights cannot come back as {self.down!r}")
+
+    def dense_bytes(self) -> int:
+        return 4 * self.numel
 
     @property
     def numel(self) -> int:
@@ -97,8 +105,8 @@ class SharedWeights:
         if not isinstance(operation, Gradient) or push.answer_bytes != operation.down_bytes(push.level):
             raise ValueError("asynchronous servers take gradients and give weights, nothing else")
         if push.kind is Kind.WEIGHTS:
-            if arrival.payload is not None and self._weights is None:
-                self._start(arrival.payload, operation)
+            if self._weights is None and (push.nbytes or worker == FIRST):
+                self._start(worker, arrival.payload, operation)
         else:
             self._add(worker, arrival.payload, operation, push.level)
         self.held[worker] = arrival
@@ -108,6 +116,8 @@ class SharedWeights:
         self.held = {worker: arrival for worker, arrival in self.held.items() if worker in present}
         self._busy = {worker: version for worker, version in self._busy.items() if worker in present}
         if self._weights is None:
+            if FIRST not in present:
+                raise ValueError(f"worker {FIRST} was lost before it had given the first weights; start again")
             return []
         fresh = all(self.version + 1 - version <= self.staleness for version in self._busy.values())
         if sum(self._arrived.values()) >= len(present) and fresh and self._arrived:
@@ -119,11 +129,13 @@ class SharedWeights:
 
     def write_weights(self, operation: Operation, out: Tensor) -> None:
         assert isinstance(operation, Gradient) and self._weights is not None
+        if operation.numel != self._weights.numel():
+            raise ValueError(f"{operation.numel} weights were asked for where there are {self._weights.numel()}")
         out.view(operations.DTYPES[operation.down]).copy_(self._weights.detach())
 
-    def _start(self, payload: Tensor, operation: Gradient) -> None:
-        if payload.numel() != 4 * operation.numel:
-            raise ValueError(f"{operation.numel} first weights have {4 * operation.numel} bytes, got {payload.numel()}")
+    def _start(self, worker: int, payload: Tensor | None, operation: Gradient) -> None:
+        if worker != FIRST or payload is None or payload.numel() != 4 * operation.numel:
+            raise ValueError(f"worker {FIRST} gives the first weights, {operation.numel} of them in float32")
         self._own(payload.view(torch.float32).clone())
 
     def _own(self, weights: Tensor) -> None:
