@@ -69,6 +69,16 @@ def test_the_network_stays_in_its_places(path):
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_that_others_sent_is_unpickled(path):
+    """Files are loaded as tensors and plain values; only a process and its own children speak pickle."""
+    if path.relative_to(ROOT) != Path("lab/runs/launch.py"):
+        assert not {"pickle", "marshal", "shelve", "dill"} & set(imports(path))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            assert "weights_only=True" in ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_functions_stay_short(path):
     assert len(path.read_text().splitlines()) <= 400
     for node in ast.walk(ast.parse(path.read_text())):

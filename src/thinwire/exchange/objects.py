@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,17 +19,30 @@ from thinwire.exchange.collectives import Started, all_gather
 _held: WeakKeyDictionary[dist.ProcessGroup, tuple[Started, Started]] = WeakKeyDictionary()
 
 
+LIMIT_BYTES = 1 << 26  # of what one worker says: nobody allocates more because another says so
+
+
 def all_gather_objects(what: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What everybody in the group says, in rank order. Every worker calls it."""
+    """What everybody in the group says, in rank order: JSON, so tuples arrive as lists. Every worker calls it."""
     device = device_of(group)
-    pickled = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8).to(device)
-    sizes, told_size = _gathered(torch.tensor([pickled.numel()], device=device), group)
+    told = torch.frombuffer(bytearray(json.dumps(what).encode()), dtype=torch.uint8).to(device)
+    sizes, saying_size = _gathered(torch.tensor([told.numel()], dtype=torch.int64, device=device), group)
+    # All see the same sizes, so all raise alike.
+    if not 0 < int(sizes.min()) <= int(sizes.max()) <= LIMIT_BYTES:
+        raise ValueError(f"workers tell each other at most {LIMIT_BYTES} bytes, got {sizes.tolist()}")
     padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
-    padded[: pickled.numel()] = pickled
-    everyone, told = _gathered(padded, group)
-    _held[group] = (told_size, told)
+    padded[: told.numel()] = told
+    everyone, saying = _gathered(padded, group)
+    _held[group] = (saying_size, saying)
     rows = everyone.cpu().view(sizes.numel(), -1)
-    return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
+    return [_read(row[:size], rank) for rank, (row, size) in enumerate(zip(rows, sizes.tolist(), strict=True))]
+
+
+def _read(raw: torch.Tensor, rank: int) -> Any:
+    try:
+        return json.loads(raw.numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"what rank {rank} says cannot be read: {error}") from error
 
 
 def agree(given: Mapping[str, str] | None, group: dist.ProcessGroup) -> None:
@@ -44,7 +57,7 @@ def agree(given: Mapping[str, str] | None, group: dist.ProcessGroup) -> None:
     for field in everyone[0]:
         camps: dict[str, list[int]] = {}
         for rank, theirs in enumerate(everyone):
-            camps.setdefault(theirs.get(field, "nothing"), []).append(rank)
+            camps.setdefault(str(theirs.get(field, "nothing")), []).append(rank)
         if len(camps) > 1:
             against = " against ".join(f"ranks {ranks} ({text[:60]})" for text, ranks in camps.items())
             raise ValueError(f"the {field} differs between ranks: {against}")

@@ -25,6 +25,7 @@ The model does not know: links that differ from each other, and other traffic.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from thinwire.exchange.collectives import AllReduced, Collective
 
@@ -73,6 +74,23 @@ class Step:
     compute_seconds: float
     buckets: tuple[BucketTrace, ...]
     plain: bool = False  # takes the direct way, not the lane
+
+    def as_lists(self) -> list[Any]:
+        """What workers can tell each other of it."""
+        traces = [
+            [b.ready, [[t.think_seconds, [[m.kind, m.bytes_sent] for m in t.messages]] for t in b.turns]]
+            for b in self.buckets
+        ]
+        return [self.compute_seconds, traces, self.plain]
+
+    @classmethod
+    def of_lists(cls, lists: list[Any]) -> Step:
+        compute_seconds, traces, plain = lists
+        buckets = (
+            BucketTrace(ready, tuple(Turn(think, tuple(Message(*each) for each in said)) for think, said in turns))
+            for ready, turns in traces
+        )
+        return cls(compute_seconds, tuple(buckets), plain)
 
     def computing(self, seconds: float) -> Step:
         """The same step with another computation of its own; buckets are ready at the same share of it."""

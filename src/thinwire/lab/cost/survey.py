@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,15 +92,24 @@ def survey(
             performed[scheme] = mean(real(scheme, performed_steps))
             steps[scheme] += rehearsed(scheme)  # before and after, so that what disturbs the machine disturbs both
 
-    everybody = all_gather_objects((meeting, mean(met), steps, performed), group)
+    seen = [_lists(meeting), mean(met), {scheme: _lists(each) for scheme, each in steps.items()}, performed]
+    everybody = all_gather_objects(seen, group)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Survey(
         parameters, workers, link, host,
-        meeting=slowest([each[0] for each in everybody]),
+        meeting=slowest([_steps(each[0]) for each in everybody]),
         meeting_seconds=mean(each[1] for each in everybody),
-        steps={scheme: slowest([each[2][scheme] for each in everybody]) for scheme in schemes},
+        steps={scheme: slowest([_steps(each[2][scheme]) for each in everybody]) for scheme in schemes},
         performed={scheme: mean(each[3][scheme] for each in everybody) for scheme in performed},
     )  # fmt: skip
+
+
+def _lists(steps: Sequence[Step]) -> list[Any]:
+    return [step.as_lists() for step in steps]
+
+
+def _steps(lists: Sequence[list[Any]]) -> list[Step]:
+    return [Step.of_lists(each) for each in lists]
 
 
 def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
