@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -68,7 +69,7 @@ class Reducer:
     ) -> None:
         self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
         self.exchange: Exchange = exchange or AllReduce()
-        self.steering = Steering(controller, self.scheme) if controller is not None else None
+        self.steering = self._steering(controller, group) if controller is not None else None
         self.seed = seed
         self.step = 0
         self.memory = Memory()
@@ -92,10 +93,22 @@ class Reducer:
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain else None
 
+    def _steering(self, controller: str | Controller, group: dist.ProcessGroup) -> Steering:
+        """What a controller starts from may be on some ranks only: the others hear of it, too."""
+        try:
+            return Steering(controller, self.scheme)
+        except ValueError:
+            self.exchange.open(group, self.scheme)
+            with suppress(ValueError):
+                self.exchange.agree(None)
+            self.exchange.close()
+            raise
+
     def _open(self, group: dist.ProcessGroup, tensors: Mapping[str, Tensor]) -> None:
         """Make the lane, and hold what this worker was given against what the others were."""
         self.exchange.open(group, self.scheme)
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
+        learnt = self.steering.controller.state_dict() if self.steering else None
         try:
             self.exchange.agree({
                 "version of thinwire": metadata.version("thinwire"),
@@ -104,6 +117,7 @@ class Reducer:
                 "seed": str(self.seed),
                 "route": self.exchange.route,
                 "controller": self.steering.controller.spec if self.steering else "none",
+                "state of the controller": objects.digest(learnt),
                 "model": objects.digest(shapes),
                 "set of exempt tensors": objects.digest(sorted(self._whole.exempt)),
             })  # fmt: skip

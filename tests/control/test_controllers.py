@@ -183,3 +183,14 @@ def test_a_policy_for_other_levels_raises(tmp_path):
     torch.save(started("mqgrad(levels_from=(2, 4))").state_dict(), tmp_path / "policy")
     with pytest.raises(ValueError, match=r"is for \[2, 4\], not \[2, 4, 8, 16\]"):
         started(f"mqgrad(policy={str(tmp_path / 'policy')!r})")
+
+
+def test_what_is_no_policy_raises(tmp_path):
+    file = tmp_path / "policy"
+    for content, match in ((b"nonsense", "cannot be read"), (None, "holds no weights")):
+        if content is None:
+            torch.save(started("mqgrad").state_dict() | {"weights": torch.zeros(2)}, file)
+        else:
+            file.write_bytes(content)
+        with pytest.raises(ValueError, match=match):
+            started(f"mqgrad(policy={str(file)!r})")

@@ -1,5 +1,6 @@
 """A controller in a training loop: one decides, all turn, before the step it applies to."""
 
+import os
 from itertools import pairwise
 
 import pytest
@@ -75,6 +76,29 @@ def test_a_learner_learns_where_it_runs_and_can_be_saved(function, servers, tmp_
     fresh = tw.control.MQGrad(levels_from=(2, 4, 8))
     fresh.start((2, 4, 8))
     assert not torch.equal(saved["weights"], fresh.state_dict()["weights"])
+
+
+def _policies(folder):
+    """What attach says where the policy file is on the first rank only, then where the ranks' files differ."""
+    rank, heard = dist.get_rank(), []
+    os.makedirs(f"{folder}/{rank}")
+    os.chdir(f"{folder}/{rank}")
+    for held in (rank == 0, True):
+        if held:
+            learner = tw.control.MQGrad()
+            learner.start(tw.scheme("qsgd").knob.menu)
+            torch.save(learner.state_dict() | {"weights": torch.full((3, 4), float(rank), dtype=torch.float64)}, "p")
+        with pytest.raises(ValueError) as caught:
+            tw.attach(DDP(mlp()), "qsgd", controller="mqgrad(policy='p')")
+        heard.append(str(caught.value))
+    return heard
+
+
+def test_a_policy_that_only_some_ranks_have_is_refused_by_all(tmp_path):
+    first, second = run_world(_policies, 2, str(tmp_path))
+    assert first[0] == "ranks [1] refused their arguments; see their own errors"
+    assert second[0].startswith("mqgrad: the policy 'p' cannot be read: [Errno 2] No such file")
+    assert first[1] == second[1] and "the state of the controller differs between ranks: ranks [0]" in first[1]
 
 
 def _any_knob(specs):

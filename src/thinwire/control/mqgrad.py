@@ -46,7 +46,7 @@ class MQGrad(Controller):
     interval: int = 10  # lower => quicker decisions, from noisier rewards
     rate: float = 0.03  # higher => learns sooner, from less evidence
     entropy: float = 0.01  # higher => keeps trying for longer
-    policy: str | None = None  # a file that wire.save_controller() wrote: start from what was learnt in that run
+    policy: str | None = None  # a file that wire.save_controller() wrote, on every worker: start from what it learnt
     seed: int = 0
 
     needs_loss: ClassVar[bool] = True
@@ -74,11 +74,23 @@ class MQGrad(Controller):
         self._fallen = 0.0  # log(loss), since the first decision
         self._spread = 0.0
         if self.policy is not None:
-            learnt = torch.load(self.policy, weights_only=True)
-            if not isinstance(learnt, dict) or learnt.get("levels") != list(self.levels):
-                found = learnt.get("levels") if isinstance(learnt, dict) else type(learnt).__name__
-                raise ValueError(f"mqgrad: the policy {self.policy!r} is for {found}, not {list(self.levels)}")
-            self._weights = learnt["weights"].clone()
+            self._weights = self._learnt(self.policy)
+
+    def _learnt(self, policy: str) -> Tensor:
+        """Of the run that wrote this file; every worker reads its own."""
+        try:
+            state = torch.load(policy, weights_only=True)
+        except Exception as error:  # a file that is none raises whatever it meets
+            raise ValueError(
+                f"mqgrad: the policy {policy!r} cannot be read: {str(error).partition(chr(10))[0]}"
+            ) from error
+        if not isinstance(state, dict) or state.get("levels") != list(self.levels):
+            found = state.get("levels") if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"mqgrad: the policy {policy!r} is for {found}, not {list(self.levels)}")
+        weights = state.get("weights")
+        if not isinstance(weights, Tensor) or weights.shape != _PRIOR.shape or weights.dtype != _PRIOR.dtype:
+            raise ValueError(f"mqgrad: the policy {policy!r} holds no weights of {tuple(_PRIOR.shape)}")
+        return weights.clone()
 
     def decide(self, seen: Observation) -> float:
         if not math.isfinite(seen.loss) or seen.loss <= 0 or seen.level not in self.levels:

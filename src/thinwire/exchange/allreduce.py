@@ -89,7 +89,7 @@ class AllReduce:
         self._direct = Direct(self._beside, scheme, self.transport)
         return self._direct
 
-    def agree(self, given: Mapping[str, str]) -> None:
+    def agree(self, given: Mapping[str, str] | None) -> None:
         objects.agree(given, self.group)
 
     def close(self) -> None:

@@ -47,8 +47,11 @@ class Exchange(Protocol):
         """A short way for buckets that are merely summed; None where they take the lane like all others."""
         ...
 
-    def agree(self, given: Mapping[str, str]) -> None:
-        """Raise on every worker, naming the field and the ranks, unless all were given the same."""
+    def agree(self, given: Mapping[str, str] | None) -> None:
+        """Raise on every worker, naming the field and the ranks, unless all were given the same.
+
+        A worker that refused its arguments takes part with None, so that the others hear of it instead of waiting.
+        """
         ...
 
     def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:

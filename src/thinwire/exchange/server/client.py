@@ -93,7 +93,7 @@ class ParameterServer:
     def device(self) -> str:
         return "cpu"
 
-    def agree(self, given: Mapping[str, str]) -> None:
+    def agree(self, given: Mapping[str, str] | None) -> None:
         objects.agree(given, self._group)
 
     def close(self) -> None:

@@ -122,7 +122,7 @@ class Rehearsal(AllReduce):
     def direct(self, scheme: Scheme) -> None:
         """All conversations go over the lane, the shortest too."""
 
-    def agree(self, given: Mapping[str, str]) -> None:
+    def agree(self, given: Mapping[str, str] | None) -> None:
         """Copies agree."""
 
     def close(self) -> None:
