@@ -20,7 +20,9 @@ from thinwire.core.partition import Exempt
 from thinwire.core.scheme import Scheme
 from thinwire.exchange.collectives import amounts, nbytes_of
 from thinwire.exchange.exchange import Exchange
+from thinwire.exchange.server.client import ParameterServer
 from thinwire.reducer import Reducer
+from thinwire.server import warn_of_collectives
 
 
 def attach(
@@ -65,6 +67,8 @@ def attach(
         seed=seed,
     )  # fmt: skip
     wire.connect(plug, model)
+    if isinstance(exchange, ParameterServer) and exchange.goes_on:
+        warn_of_collectives(model)
     return wire
 
 

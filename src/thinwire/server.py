@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core.scheme import Scheme
 from thinwire.exchange.objects import all_gather_objects
@@ -75,7 +77,8 @@ def join(
         for server in range(servers)
     ]
     assert workers is None or isinstance(workers, dist.ProcessGroup)
-    exchange = ParameterServer(own, ranks[servers:], worker, down=down, transport=transport)
+    goes_on = on_failure == "continue"
+    exchange = ParameterServer(own, ranks[servers:], worker, down=down, goes_on=goes_on, transport=transport)
     return Role(workers, exchange, {}, on_failure, timeout_seconds, 0)
 
 
@@ -174,6 +177,17 @@ class ServerOptimizer:
 
     def close(self) -> None:
         self.exchange.close()
+
+
+def warn_of_collectives(model: DistributedDataParallel) -> None:
+    """For a model whose workers are to go on without the lost: DDP's own collectives would not."""
+    own = {
+        "broadcasts buffers in every step (forward_sync_buffers=False)": model.will_sync_module_buffers(),
+        "looks for unused parameters (find_unused_parameters=False)": model.find_unused_parameters,
+    }
+    if any(own.values()):
+        does = " and ".join(what for what, so in own.items() if so)
+        warnings.warn(f'join(on_failure="continue"), but DDP {does}: a lost worker will end the job', stacklevel=3)
 
 
 def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

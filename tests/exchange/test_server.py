@@ -2,6 +2,7 @@
 
 import functools
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,39 @@ def test_server_traffic_grows_with_the_workers_and_shrinks_with_the_servers():
     assert busiest[4, 1] == pytest.approx(2 * busiest[2, 1], rel=0.02)
     assert busiest[4, 2] < 0.75 * busiest[4, 1]
     assert busiest[6, 2] > 1.4 * busiest[4, 2]
+
+
+class Counted(nn.Sequential):
+    """With a buffer, which DDP broadcasts."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.register_buffer("steps", torch.zeros(1))
+
+
+def _warnings():
+    """What attach warns of: plain, with buffers, with unused parameters; and nothing where a lost worker stops all."""
+    heard = []
+    for on_failure in ("continue", "stop"):
+        for net, options in ((mlp(), {}), (Counted(mlp()), {}), (mlp(), {"find_unused_parameters": True})):
+            role = tw.join(servers=1, timeout_seconds=30, on_failure=on_failure)
+            if role.serves:
+                role.serve()
+                continue
+            model = DDP(net, process_group=role.workers, **options)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                tw.attach(model, "fp32", exchange=role.exchange).close()
+            heard.append([str(each.message) for each in caught])
+    return heard
+
+
+def test_attach_warns_where_ddp_would_end_the_job_that_is_to_go_on():
+    _, heard, _ = run_world(_warnings, 3)
+    plain, buffers, unused, *stops = heard
+    assert plain == [] and stops == [[], [], []]
+    assert "broadcasts buffers" in buffers[0] and "a lost worker will end the job" in buffers[0]
+    assert "looks for unused parameters" in unused[0] and len(unused) == len(buffers) == 1
 
 
 def _mistakes():

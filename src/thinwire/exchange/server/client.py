@@ -44,13 +44,15 @@ class ParameterServer:
 
     down: how means come back: "same" (the codec and level of the way up), or a spec of one message: "fp32" (exact),
         "fp16", "bf16", "qsgd(bits=8)". Sums and maxima come back in the dtype they went up in.
+    goes_on: whether the others are to go on where a worker is lost.
     """
 
     def __init__(
         self, channels: Sequence[Channel], ranks: Sequence[int], worker: int, *, down: str = "same",
-        transport: Transport | None = None,
+        goes_on: bool = False, transport: Transport | None = None,
     ) -> None:  # fmt: skip
         self.down = down
+        self.goes_on = goes_on
         self._down = None if down == "same" else schemes.codec(down)
         self.transport = transport or Transport()
         self.lane: Lane | None = None
