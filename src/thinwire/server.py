@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
@@ -20,7 +21,7 @@ from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.server.loop import Server
 from thinwire.exchange.server.pushpull import PushPull
-from thinwire.exchange.server.weights import MakeOptimizer, SharedWeights
+from thinwire.exchange.server.weights import MakeOptimizer, MakeSchedule, SharedWeights
 from thinwire.exchange.transport import Transport
 from thinwire.schemes import codec
 
@@ -97,14 +98,19 @@ class Role:
     def serves(self) -> bool:
         return self.exchange is None
 
-    def serve(self, *, optimizer: MakeOptimizer | None = None, staleness: int = 0) -> dict[str, float]:
+    def serve(
+        self, *, optimizer: MakeOptimizer | None = None, schedule: MakeSchedule | None = None, staleness: int = 0
+    ) -> dict[str, float]:
         """Serve until every worker has closed its wire; the server's totals of bytes and messages.
 
         Raises if all workers died. With `optimizer` it is asynchronous and owns the weights: see `ServerOptimizer`.
+        schedule: makes a learning-rate scheduler of that optimizer, which takes a step after each of its steps.
         """
         if not self.serves:
             raise ValueError("this rank trains: role.serves is False")
-        shared = SharedWeights(optimizer, staleness) if optimizer is not None else None
+        if schedule is not None and optimizer is None:
+            raise ValueError("a schedule is of the servers' optimizer; without one, schedule on the workers")
+        shared = SharedWeights(optimizer, staleness, schedule) if optimizer is not None else None
         stops = self.on_failure == "stop"
         server = Server(
             self.channels, shared=shared, stops=stops, timeout=self.timeout_seconds, memory_bytes=self.memory_bytes
@@ -125,7 +131,9 @@ class ServerOptimizer:
             optimizer.close()
 
     The model is the bare module: DistributedDataParallel would make workers wait for each other. The servers'
-    optimizer sees each server's weights as one flat parameter, so it must treat every entry alike (SGD, Adam, AdamW).
+    optimizer sees each server's weights as one flat parameter, so it must treat every entry alike (SGD, Adam, AdamW);
+    a parameter without a gradient is to it one whose gradient is zero, so momentum and weight decay still move it.
+    Weights are float32 there. The learning rate is the servers', too: `role.serve(schedule=...)` changes it.
 
     scheme: spec of one message ("fp32", "qsgd(bits=4)"); a biased one gets error feedback.
     down: how weights come back: "fp32", "fp16" or "bf16".
@@ -139,9 +147,21 @@ class ServerOptimizer:
         casts = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
         if down not in casts:
             raise ValueError(f"weights come back as one of {', '.join(casts)}, got {down!r}")
-        self._pushpull = PushPull(role.exchange, list(_trained(model)), codec(scheme), casts[down], seed)
+        parameters = list(_trained(model))
+        for name, parameter in parameters:
+            if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                raise ValueError(f"servers keep weights in float32, so {name!r} cannot be {parameter.dtype}")
+        self._pushpull = PushPull(role.exchange, parameters, codec(scheme), casts[down], seed)
         self.exchange = role.exchange
         self._pushpull.pull(first=True)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        raise TypeError(
+            "a ServerOptimizer has no parameter groups: learning rate and momentum are the servers', see "
+            "role.serve(optimizer=, schedule=); a GradScaler has no place here, for servers leave out gradients that "
+            "are not finite"
+        )
 
     def zero_grad(self) -> None:
         for _, parameter in self._pushpull.parameters:

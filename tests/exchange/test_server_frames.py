@@ -1,12 +1,16 @@
 """Frames, operations and owners by themselves: whatever arrives is checked, and bad bytes raise ValueError alone."""
 
 import contextlib
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import thinwire as tw
 from thinwire.core.layout import Layout
 from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
@@ -55,6 +59,20 @@ def test_operations_round_trip_as_text(operation):
     again = operations.parse(operation.text)
     assert (again.number, again.text) == (operation.number, operation.text)
     assert (again.up_bytes(3), again.down_bytes(3)) == (operation.up_bytes(3), operation.down_bytes(3))
+
+
+def test_threads_may_read_specs_at_once():
+    """Threads change while the collector runs, which it does in the middle of reading."""
+    spec, often = tw.scheme("tnq").spec, gc.get_threshold()
+    gc.callbacks.append(lambda *_: time.sleep(1e-6))
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(8) as readers:
+            found = list(readers.map(lambda _: operations.codec_of(spec).spec, range(40)))
+    finally:
+        gc.set_threshold(*often)
+        gc.callbacks.pop()
+    assert set(found) == {spec}
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,46 @@ def test_an_optimizer_that_fails_is_told_to_all():
     lost(served)
 
 
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
+def test_the_servers_learning_rate_follows_their_schedule_and_is_saved():
+    served = Served(1, shared=SharedWeights(sgd, 0, halving))
+    one = push_pull(served, 0)
+    one.pull(first=True)
+    before = [parameter.detach().clone() for parameter in one._by_name.values()]
+    for step in range(3):
+        for parameter in one._by_name.values():
+            parameter.grad = torch.ones_like(parameter)
+        one.trade()
+        if step == 1:
+            state = served.clients[0].state_dict()
+    assert state["server0000"]["shared"]["schedule"]["last_epoch"] == 2
+    for parameter, begun in zip(one._by_name.values(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), begun - 1 - 0.5 - 0.25)
+    served.clients[0].load_state_dict(state)
+    one.trade()
+    for parameter, begun in zip(one._by_name.values(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), begun - 1 - 0.5 - 0.25)
+    served.leave(0)
+    served.ended.result(20)
+
+
+def test_what_a_server_optimizer_is_not():
+    served = Served(1, shared=SharedWeights(sgd, 0))
+    role = tw.Role(None, served.clients[0], {}, "stop", 10.0, 0)
+    with pytest.raises(ValueError, match=r"so 'weight' cannot be torch\.float64"):
+        tw.ServerOptimizer(net().double(), "fp32", role=role)
+    optimizer = tw.ServerOptimizer(net(), "fp32", role=role)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    with pytest.raises(TypeError, match=r"role\.serve\(optimizer=, schedule=\)"):
+        scaler.unscale_(optimizer)
+    optimizer.close()
+    served.ended.result(20)
+
+
 def test_a_snapshot_is_not_kept_once_it_was_fetched():
     served = Served(1, shared=SharedWeights(lambda weights: torch.optim.Adam(weights), 0))
     one = push_pull(served, 0)

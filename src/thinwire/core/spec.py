@@ -6,11 +6,15 @@ import ast
 import difflib
 import importlib
 import pkgutil
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
+# ast.parse counts its depth for all threads together, and fails now and then where two call it at once
+# (python/cpython#106905, seen with 3.11). A server reads specs in a thread for every worker.
+_one_at_a_time = threading.Lock()
 
 # What Python's own reader raises: the last two, and sometimes MemoryError, where brackets are nested too deep.
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
@@ -53,7 +57,8 @@ def make(spec: str | Kind, base: type[Kind], known: Mapping[str, type[Kind]], *,
     if not isinstance(spec, str):
         raise ValueError(f"a {kind} is spec text such as {example} or a {base.__name__}, got {spec!r}")
     try:
-        tree = ast.parse(spec.strip(), mode="eval").body
+        with _one_at_a_time:
+            tree = ast.parse(spec.strip(), mode="eval").body
     except _UNREADABLE:
         raise ValueError(f"cannot read the {kind} {spec[:200]!r}; it looks like {example}") from None
     call = ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from thinwire import kernels
 from thinwire.core.layout import Layout
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FIRST = 0  # the worker whose weights are the ones to begin with
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+MakeSchedule: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,7 @@ class Gradient(Operation):
 class SharedWeights:
     """One server's segment of the weights, its optimizer, and who may have them when."""
 
-    def __init__(self, optimizer: MakeOptimizer, staleness: int):
+    def __init__(self, optimizer: MakeOptimizer, staleness: int, schedule: MakeSchedule | None = None):
         if not isinstance(staleness, int) or staleness < 0:
             raise ValueError(f"staleness must be 0 or more steps, got {staleness!r}")
         self.staleness = staleness
@@ -91,9 +93,10 @@ class SharedWeights:
         self.stalest = 0  # the oldest weights that any gradient was computed on, in steps
         self.skipped = 0  # gradients that were not finite
         self.held: dict[int, Incoming] = {}  # who waits for weights
-        self._make = optimizer
+        self._make, self._make_schedule = optimizer, schedule
         self._weights: nn.Parameter | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._schedule: LRScheduler | None = None
         self._busy: dict[int, int] = {}  # worker -> the version it computes on
         self._arrived: Counter[int] = Counter()  # gradients since the last step, by worker
         self._added = 0
@@ -143,6 +146,7 @@ class SharedWeights:
         self._weights.grad = torch.zeros_like(weights)
         self._decoded = torch.empty_like(weights)
         self._optimizer = self._make([self._weights])
+        self._schedule = self._make_schedule(self._optimizer) if self._make_schedule else None
 
     def _add(self, worker: int, payload: Tensor | None, operation: Gradient, level: float) -> None:
         if self._weights is None or worker not in self._busy or payload is None:
@@ -164,6 +168,8 @@ class SharedWeights:
         if self._added:
             self._weights.grad.div_(self._added)
             self._optimizer.step()
+            if self._schedule is not None:
+                self._schedule.step()
         self._weights.grad.zero_()
         self._arrived.clear()
         self._added = 0
@@ -184,6 +190,7 @@ class SharedWeights:
             "version": self.version,
             "weights": self._weights.detach(),
             "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict() if self._schedule else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -192,6 +199,8 @@ class SharedWeights:
             self._own(state["weights"].clone())
             assert self._optimizer is not None
             self._optimizer.load_state_dict(state["optimizer"])
+            if self._schedule is not None and state.get("schedule"):
+                self._schedule.load_state_dict(state["schedule"])
         self._arrived.clear()
         self._added = 0
         self._busy = dict.fromkeys(self._busy, self.version)
