@@ -92,6 +92,12 @@ def test_no_test_imports_a_test(path):
     assert not [name for name in imports(path) if any(part.startswith("test_") for part in name.split("."))]
 
 
+def test_no_two_test_files_have_one_name():
+    """Pytest imports them by that name alone."""
+    names = sorted(path.name for path in TESTS.rglob("test_*.py"))
+    assert names == sorted(set(names))
+
+
 # What PyTorch makes in its default dtype, on its default device, unless told otherwise; a script may change both.
 FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
