@@ -17,12 +17,12 @@ LAYERS = [
     {"schemes"},
     {"control"},
     {"exchange"},
-    {"checkpoint", "reducer", "steering"},
-    {"ddp", "gossip", "server"},
+    {"checkpoint", "plug", "reducer", "steering"},
+    {"ddp", "gossip", "local", "server"},
     {"lab"},
     {"cli", "__init__"},
 ]
-NETWORK = {"exchange", "gossip", "reducer", "ddp", "server", "lab"}
+NETWORK = {"exchange", "gossip", "plug", "reducer", "ddp", "local", "server", "lab"}
 
 
 def modules():

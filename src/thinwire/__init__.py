@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thinwire import checkpoint, control
+from thinwire import checkpoint, control, local
 from thinwire.core import theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.simulation import Simulation
 from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
+from thinwire.local import LocalSteps
 from thinwire.schemes import parse as scheme
 from thinwire.schemes import register
 from thinwire.schemes.cast import BF16, FP16, FP32, FP64
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
-    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Natural", "PowerGossip", "PowerSGD", "RandomK",
-    "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC", "Wire", "advise",
-    "attach", "checkpoint", "control", "graphs", "join", "register", "scheme", "theory",
+    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "LocalSteps", "Natural", "PowerGossip", "PowerSGD",
+    "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC", "Wire",
+    "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "register", "scheme", "theory",
 ]  # fmt: skip
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +19,7 @@ from thinwire.core.scheme import Scheme
 from thinwire.exchange.collectives import amounts, nbytes_of
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.server.client import ParameterServer
+from thinwire.plug import Plug, first_of, group_of, plain_mean
 from thinwire.reducer import Reducer
 from thinwire.server import warn_of_collectives
 
@@ -32,6 +31,8 @@ def attach(
     exchange: Exchange | None = None,
     controller: str | Controller | None = None,
     feedback: str | bool = "auto",
+    decay: float = 1.0,
+    residual: str = "fp32",
     exempt: Exempt = "auto",
     warmup_steps: int = 0,
     warmup_level: float | None = None,
@@ -51,6 +52,8 @@ def attach(
     exchange: how workers talk; AllReduce over the model's process group unless given.
     controller: who turns the scheme's knob while training, such as "mqgrad"; it is told by `wire.observe(loss)`.
     feedback: "auto" (on for biased schemes), True or False.
+    decay: of what is owed, from step to step; 1 forgets nothing.
+    residual: what is owed is kept as "fp32", or as "bf16" in half the memory.
     exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns
         of parameter names (empty: none), or a function of (name, parameter).
     warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
@@ -58,13 +61,13 @@ def attach(
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(model).__name__}")
-    plug = _Plug.of(model)
+    plug = Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
     wire = Wire(
-        {name: _real(p) for name, p in _exchanged(model).items()}, scheme, _group(model), exchange=exchange,
-        controller=controller, feedback=feedback, exempt=exempt, warmup_steps=warmup_steps, warmup_level=warmup_level,
-        seed=seed,
+        {name: _real(p) for name, p in _exchanged(model).items()}, scheme, group_of(model), exchange=exchange,
+        controller=controller, feedback=feedback, decay=decay, residual=residual, exempt=exempt,
+        warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
     )  # fmt: skip
     wire.connect(plug, model)
     if isinstance(exchange, ParameterServer) and exchange.goes_on:
@@ -78,7 +81,7 @@ class Wire(Reducer):
     Made by `attach`. Knows the model's parameter names, and how DDP wants its answers.
     """
 
-    def connect(self, plug: _Plug, model: DistributedDataParallel) -> None:
+    def connect(self, plug: Plug, model: DistributedDataParallel) -> None:
         """From now on the plug's buckets, made of this model's parameters, come here."""
         self._parameters = _exchanged(model)
         self._names = {id(p): name for name, p in self._parameters.items()}
@@ -134,11 +137,11 @@ class Wire(Reducer):
         nbytes = nbytes_of(buffer._indices()) + nbytes_of(buffer._values())
         counted = amounts(nbytes, nbytes * (self.exchange.workers - 1), 1)
         self.exchange.transport.ledger.add(messages=1, bytes_dense=nbytes, **counted)
-        work = _plain(buffer, self._plug.group)
+        work = plain_mean(buffer, self._plug.group)
         self._passed.append(work)
         if last:
             self.submit_nothing()
-        return _first_of(work)
+        return first_of(work)
 
     def end_step(self, *, silent: bool = False) -> None:
         for work in self._passed:
@@ -198,64 +201,3 @@ def _version(grad: Tensor | None) -> object:
 
 def _fulfil(future: torch.futures.Future[Tensor], buffer: Tensor, error: BaseException | None) -> None:
     future.set_result(buffer)
-
-
-class _Plug:
-    """DDP takes one hook for life; the plug is that hook, and a wire can be put in and taken out.
-
-    Without a wire it does what plain DDP does. A copy of a model, or one from a file, has DDP's default group, another
-    hook to come, and this plug only in its list of hooks: so copies of a plug are empty.
-    """
-
-    _plugs: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, _Plug]] = weakref.WeakKeyDictionary()
-
-    def __init__(self, group: dist.ProcessGroup | None = None):
-        self.group = group
-        self.wire: Wire | None = None
-
-    def __reduce__(self):
-        return _Plug, ()
-
-    @classmethod
-    def of(cls, model: DistributedDataParallel) -> _Plug:
-        if model not in cls._plugs:
-            plug = cls(_group(model))
-            model.register_comm_hook(plug, _hook)
-            cls._plugs[model] = plug
-        return cls._plugs[model]
-
-
-@contextmanager
-def detached(model: DistributedDataParallel) -> Iterator[None]:
-    """Inside, the model's wire, if it has one, is out, and another may be attached and closed."""
-    plug = _Plug.of(model)
-    wire, plug.wire = plug.wire, None
-    try:
-        yield
-    finally:
-        plug.wire = wire
-
-
-def _hook(plug: _Plug, bucket):  # DDP checks annotations by identity, and cannot read postponed ones
-    if plug.wire is not None:
-        return plug.wire.on_bucket(bucket)
-    return _first_of(_plain(bucket.buffer(), plug.group))
-
-
-def _plain(buffer: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
-    """What plain DDP does with a bucket, bit by bit."""
-    workers = dist.get_world_size(group)
-    buffer.div_(workers) if buffer.is_sparse else buffer.mul_(1.0 / workers)
-    work = dist.all_reduce(buffer, group=group, async_op=True)
-    assert work is not None
-    return work
-
-
-def _first_of(work: dist.Work) -> torch.futures.Future[Tensor]:
-    return work.get_future().then(lambda future: future.value()[0])
-
-
-def _group(model: DistributedDataParallel) -> dist.ProcessGroup:
-    group = model.process_group
-    assert isinstance(group, dist.ProcessGroup)
-    return group

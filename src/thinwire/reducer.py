@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from thinwire.core.feedback import wrap
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.partition import Exempt, Partition, exempted, like
-from thinwire.core.scheme import Scheme
+from thinwire.core.scheme import Conversation, Scheme
 from thinwire.core.warmup import warm_up
 from thinwire.exchange import objects
 from thinwire.exchange.allreduce import AllReduce
@@ -53,6 +53,9 @@ class Reducer:
     `tensors` by name (no values are read), `group` the process group of the workers.
     """
 
+    subject: ClassVar[str] = "gradients of step"  # what it exchanges, for errors
+    waits: ClassVar[bool] = True  # whoever brings a step's last bucket has nothing else to do until the mean is there
+
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
@@ -62,12 +65,14 @@ class Reducer:
         exchange: Exchange | None = None,
         controller: str | Controller | None = None,
         feedback: str | bool = "auto",
+        decay: float = 1.0,
+        residual: str = "fp32",
         exempt: Exempt = "auto",
         warmup_steps: int = 0,
         warmup_level: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
         self.exchange: Exchange = exchange or AllReduce()
         self.steering = self._steering(controller, group) if controller is not None else None
         self.seed = seed
@@ -91,7 +96,7 @@ class Reducer:
         self._open(group, tensors)
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
-        self._direct = self.exchange.direct(self.scheme) if self.plain else None
+        self._direct = self.exchange.direct(self.scheme) if self.plain and self.waits else None
 
     def _steering(self, controller: str | Controller, group: dist.ProcessGroup) -> Steering:
         """What a controller starts from may be on some ranks only: the others hear of it, too."""
@@ -108,22 +113,25 @@ class Reducer:
         """Make the lane, and hold what this worker was given against what the others were."""
         self.exchange.open(group, self.scheme)
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
-        learnt = self.steering.controller.state_dict() if self.steering else None
         try:
-            self.exchange.agree({
-                "version of thinwire": metadata.version("thinwire"),
-                "scheme": self.scheme.spec,
-                "feedback and warm-up": repr(self.scheme),
-                "seed": str(self.seed),
-                "route": self.exchange.route,
-                "controller": self.steering.controller.spec if self.steering else "none",
-                "state of the controller": objects.digest(learnt),
-                "model": objects.digest(shapes),
-                "set of exempt tensors": objects.digest(sorted(self._whole.exempt)),
-            })  # fmt: skip
+            self.exchange.agree(self.settings() | {"model": objects.digest(shapes)})
         except BaseException:
             self.exchange.close()
             raise
+
+    def settings(self) -> dict[str, str]:
+        """What all workers must have been given alike, in words."""
+        learnt = self.steering.controller.state_dict() if self.steering else None
+        return {
+            "version of thinwire": metadata.version("thinwire"),
+            "scheme": self.scheme.spec,
+            "feedback and warm-up": repr(self.scheme),
+            "seed": str(self.seed),
+            "route": self.exchange.route,
+            "controller": self.steering.controller.spec if self.steering else "none",
+            "state of the controller": objects.digest(learnt),
+            "set of exempt tensors": objects.digest(sorted(self._whole.exempt)),
+        }
 
     def _merely_summed(self, name: str, tensor: Tensor) -> bool:
         dtype = self.scheme.summed_as(tensor.dtype, self.exchange.workers)
@@ -176,10 +184,13 @@ class Reducer:
             self.memory.stash(layout.names)
         who = (exchange.workers, exchange.worker)
         bucket = Bucket(buffer, layout, *who, step, self.seed, None, scratch, seat=exchange.place)
-        mean = yield from drive(self._whole.converse(bucket, self.memory, self.level), exchange, scratch)
+        mean = yield from drive(self._conversation(bucket), exchange, scratch)
         if scale is not None and not kernels.all_finite(buffer):
             self._finite = False
         return mean
+
+    def _conversation(self, bucket: Bucket) -> Conversation:
+        return self._whole.converse(bucket, self.memory, self.level)
 
     def _current_scale(self) -> float | None:
         return self._scale.get_scale() if isinstance(self._scale, Scaler) else self._scale
@@ -206,7 +217,7 @@ class Reducer:
             self._jobs = []
         failed = self._failed
         if failed is not None:
-            raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
+            raise RuntimeError(f"the {self.subject} {self.step} could not be exchanged: {failed}") from failed
         if not self._finite:
             self.memory.restore()  # nobody will apply this step
         self.step += 1

@@ -18,13 +18,17 @@ from thinwire.core.scheme import Codec, Conversation, Scheme, Wrapper
 class Feedback(Wrapper):
     """A scheme that remembers what its messages lost.
 
-    1. a = g + e, the gradient and what is still owed.
+    1. a = g + decay * e, the gradient and what is still owed.
     2. The scheme converses about a, and says what its own message lost: `lost = a - said`.
     3. If the group's mean is finite, e = lost. Else e stays as it was: the mean is the same on all workers, so all
        decide alike, and no residual ever absorbs an Inf or a NaN.
 
-    Law: over any number of steps, sum of means + mean of residuals = sum of mean gradients.
+    Law: over any number of steps, sum of means + mean of residuals = sum of mean gradients; with a decay below 1,
+    less what was forgotten. `compact`: residuals are kept in bfloat16, and the law holds to its rounding.
     """
+
+    decay: float = 1.0  # lower => what is owed is forgotten sooner
+    compact: bool = False
 
     any_float: ClassVar[bool] = False  # residuals are float32 at least
 
@@ -33,7 +37,8 @@ class Feedback(Wrapper):
         return True
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
-        return {"residual": torch.zeros_like(like)} | self.scheme.init(name, like, seed)
+        residual = torch.zeros_like(like, dtype=torch.bfloat16 if self.compact else like.dtype)
+        return {"residual": residual} | self.scheme.init(name, like, seed)
 
     def rescale(self, memory: Memory, factor: float) -> None:
         memory.multiply("residual", factor)
@@ -41,7 +46,7 @@ class Feedback(Wrapper):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         residual = memory.flat("residual", bucket.layout)
-        bucket.flat.add_(residual)
+        bucket.flat.add_(residual, alpha=self.decay)
         lost = bucket.lost
         if lost is None:
             lost = bucket.spare if bucket.spare is not None else _room(bucket)
@@ -67,9 +72,17 @@ def _room(bucket: Bucket) -> Tensor:
     return bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
 
 
-def wrap(scheme: Scheme, feedback: str | bool) -> Scheme:
+def wrap(scheme: Scheme, feedback: str | bool, decay: float = 1.0, residual: str = "fp32") -> Scheme:
     """`scheme` with or without error memory; "auto" gives it to schemes that declare themselves biased."""
     if feedback not in ("auto", True, False):
         raise ValueError(f"feedback must be 'auto', True or False, got {feedback!r}")
+    if not 0 <= decay <= 1:
+        raise ValueError(f"decay must be 0 (nothing is remembered) to 1 (nothing is forgotten), got {decay!r}")
+    if residual not in ("fp32", "bf16"):
+        raise ValueError(f"residual must be 'fp32' or 'bf16', got {residual!r}")
     wanted = not scheme.unbiased if feedback == "auto" else feedback
-    return Feedback(scheme) if wanted else scheme
+    if wanted:
+        return Feedback(scheme, decay, residual == "bf16")
+    if decay != 1.0 or residual != "fp32":
+        raise ValueError(f"{scheme.spec} has no error memory here, so decay= and residual= ask for feedback=True")
+    return scheme

@@ -45,6 +45,8 @@ class Simulation:
         *,
         workers: int,
         feedback: str | bool = "auto",
+        decay: float = 1.0,
+        residual: str = "fp32",
         exempt: Exempt = (),
         route: Route = "auto",
         warmup_steps: int = 0,
@@ -53,7 +55,7 @@ class Simulation:
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback)
+        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
         arithmetic.check_route(route, self.scheme)
         self.workers = workers
         self.route: Route = route

@@ -21,12 +21,12 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import detached
 from thinwire.lab.cost.model import FLOATS, Prediction
 from thinwire.lab.cost.replay import break_even
 from thinwire.lab.cost.survey import Survey, survey
 from thinwire.lab.report.table import BASELINE, WORTH
 from thinwire.lab.runs.record import Record
+from thinwire.plug import detached
 from thinwire.schemes import parse, registry
 
 
