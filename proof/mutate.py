@@ -164,6 +164,8 @@ def _holders(state: Any):
 
 
 def _odd_tensor(tensor: torch.Tensor, chance: random.Random) -> torch.Tensor:
+    if tensor.is_sparse or tensor.is_meta:  # it is odd already
+        return tensor
     return chance.choice(
         [
             lambda: tensor.double(),

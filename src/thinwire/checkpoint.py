@@ -21,15 +21,24 @@ take, for a distributed checkpoint to fill.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from thinwire.core.memory import dense
+
 if TYPE_CHECKING:
     from thinwire.reducer import Reducer
 
 FORMAT = 1
+# What a state holds beside the workers' parts, and of what kind. Older ones lack the optional.
+_OPTIONAL = ("steering", "exchange", "scale")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "scheme": str, "workers": int, "step": int, "seed": int, "shared": Mapping, "ledger": Mapping,
+    "steering": Mapping, "exchange": Mapping, "scale": (int, float),
+}  # fmt: skip
 State = dict[str, dict[str, Tensor]]
 
 
@@ -79,7 +88,7 @@ def load(wire: Reducer, state: Mapping[str, Any]) -> None:
     together = _memory(wire, state)
     wire.memory.check(together)
     take_steering = _steering(wire, state)
-    wire.exchange.load_state_dict(dict(state.get("exchange", {})))  # the servers check for themselves
+    wire.exchange.load_state_dict(dict(state.get("exchange") or {}))  # the servers check for themselves
     wire.memory.load_state_dict(together)
     wire.step, wire.memory_scale = step, scale
     take_steering()
@@ -88,11 +97,15 @@ def load(wire: Reducer, state: Mapping[str, Any]) -> None:
 
 def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, dict[str, float]]:
     """Step, scale and ledger of a state that was made for this wire."""
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+    number = state.get("format") if isinstance(state, Mapping) else None
+    if not isinstance(number, int) or number != FORMAT:
         raise ValueError(f"not a thinwire state of format {FORMAT}: {_describe(state)}")
-    missing = [key for key in ("scheme", "workers", "step", "seed", "shared", "ledger") if key not in state]
+    missing = [key for key in _KINDS if key not in state and key not in _OPTIONAL]
     if missing:
         raise ValueError(f"the state lacks {', '.join(missing)}")
+    for key in filter(state.__contains__, _KINDS):
+        if not isinstance(state[key], _KINDS[key]):
+            raise ValueError(f"the state's {key!r} cannot be {_describe(state[key])}")
     if state["scheme"] != wire.scheme.spec:
         raise ValueError(
             f"the state was saved under {state['scheme']!r}, this wire has {wire.scheme.spec!r}, to which it means "
@@ -116,14 +129,14 @@ def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
         raise ValueError(f"the state's number of workers must be 1 or more, got {old!r}")
     # Of an incomplete state, workers that lack nothing themselves must not go on without the others.
     needed = _taken(wire, old) if old in (workers, wire.prepared_for) else range(old)
-    missing = [part(i) for i in needed if part(i) not in state]
+    missing = list(islice((part(i) for i in needed if part(i) not in state), 4))  # of any number that a file may say
     if missing and old == workers:
         has = ", ".join(key for key in state if _is_part(key))
         raise ValueError(f"rank {worker} needs its own part, {missing[0]}; this state has {has or 'none'}")
     if missing:
         raise ValueError(
             f"the state was saved by {old} workers and is loaded by {workers}, so the parts of all {old} are needed; "
-            f"missing {', '.join(missing[:4])}. On every rank:\n"
+            f"missing {', '.join(missing)}. On every rank:\n"
             f"    states = [torch.load(path_of(worker)) for worker in range({old})]\n"
             "    wire.load_state_dict(thinwire.checkpoint.merge(states))"
         )
@@ -144,7 +157,7 @@ def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: i
     old, expected = int(state["workers"]), _residuals(own)
     for key in filter(_is_part, state):
         found = _residuals(state[key])
-        odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))
+        odd = sorted((name for name in expected | found if expected.get(name) != found.get(name)), key=str)
         if odd:
             raise ValueError(
                 f"the residuals saved in {key} do not fit: {odd[:3]} ({len(odd)} in all) are missing, unknown or of "
@@ -177,10 +190,9 @@ def _steering(wire: Reducer, state: Mapping[str, Any]) -> Callable[[], None]:
 
 def _check_tensors(part: str, entries: object) -> None:
     if not isinstance(entries, Mapping) or not all(
-        isinstance(entry, Mapping) and all(isinstance(tensor, Tensor) for tensor in entry.values())
-        for entry in entries.values()
+        isinstance(entry, Mapping) and all(map(dense, entry.values())) for entry in entries.values()
     ):
-        raise ValueError(f"the state's part {part!r} must hold tensors by parameter and key")
+        raise ValueError(f"the state's part {part!r} must hold dense tensors by parameter and key")
 
 
 def _divide(wire: Reducer) -> tuple[State, State]:
@@ -195,8 +207,8 @@ def _map(state: State, function) -> State:
     return {name: {key: function(tensor) for key, tensor in entry.items()} for name, entry in state.items()}
 
 
-def _is_part(key: str) -> bool:
-    return key.startswith("worker") and key[6:].isdigit()
+def _is_part(key: object) -> bool:
+    return isinstance(key, str) and key.startswith("worker") and key[6:].isdigit()
 
 
 def _describe(state: object) -> str:

@@ -37,6 +37,7 @@ TASKS: list[str] = [*DEFAULT_TASKS]
 EXCHANGES: list[str] = [*DEFAULT_EXCHANGES]
 COUNTS: list[int] = [*WORKERS]
 NONE: list[str] = []
+STEPS: list[int] = []
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
 
 
@@ -57,6 +58,12 @@ def compare_schemes(
         list[str] | None,
         typer.Option(metavar="SPEC", help="Also let mqgrad, schedule, ... turn the knobs of schemes; repeatable."),
     ] = None,
+    every: Annotated[
+        list[int], typer.Option(help="Steps between two exchanges: above 1 workers train on their own; repeatable.")
+    ] = STEPS,
+    outer: Annotated[
+        str, typer.Option(metavar="SPEC", help="Then moves the common weights: average, nesterov(lr=0.7), sgd(lr=1).")
+    ] = "average",
     network: Annotated[
         str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
     ] = DEFAULT_NETWORK,
@@ -74,8 +81,8 @@ def compare_schemes(
       thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network auto:50mbit --report page.html
     """
     record = compare(
-        task, scheme or (), exchanges=exchange, controllers=controller or (), network=network, seeds=seeds,
-        workers=workers, steps=steps, data=data, json=json_file, report=report,
+        task, scheme or (), exchanges=exchange, controllers=controller or (), every=every, outer=outer,
+        network=network, seeds=seeds, workers=workers, steps=steps, data=data, json=json_file, report=report,
     )  # fmt: skip
     if record.interrupted:
         raise typer.Exit(130)

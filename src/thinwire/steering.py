@@ -126,19 +126,22 @@ class Steering:
         missing = [key for key in ("controller", "learnt", "level", "history", "observed") if key not in state]
         if missing:
             raise ValueError(f"the controller's state lacks {', '.join(missing)}")
-        if state["controller"] != self.controller.spec:
+        if str(state["controller"]) != self.controller.spec:
             raise ValueError(
                 f"the state was saved under {state['controller']!r}, this wire's controller is {self.controller.spec!r}"
             )
-        if state.get("format") != FORMAT and self.controller.state_dict():
+        if str(state.get("format")) != str(FORMAT) and self.controller.state_dict():
             raise ValueError(
                 f"the state is of a version in which one rank alone held the controller, so what "
                 f"{self.controller.name} had learnt is not in it; leave it out: state['steering'] = {{}}"
             )
         controller = copy.deepcopy(self.controller)
-        controller.load_state_dict(state["learnt"])
-        level, history = float(state["level"]), deque(map(float, state["history"]), WINDOW)
-        observed: list[float | Tensor] = [float(loss) for loss in state["observed"]]
+        try:
+            controller.load_state_dict(state["learnt"])
+            level, history = float(state["level"]), deque(map(float, state["history"]), WINDOW)
+            observed: list[float | Tensor] = [float(loss) for loss in state["observed"]]
+        except (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"the state of {controller.name} cannot be read: {error!r}") from error
 
         def take() -> None:
             self.controller, self.level, self._history, self._observed = controller, level, history, observed

@@ -24,10 +24,11 @@ from thinwire.lab.runs.record import Record
 TINY = "regression(steps=6)"
 
 SCRIPT = """
-import sys
+import signal, sys
 from pathlib import Path
 from thinwire.lab.runs.compare import compare
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     file = Path(sys.argv[1])
     compare(["regression(steps=60)"], ["fp16"], workers=2, seeds=50, network="shaped:1gbit", json=file)
     print("ended well", flush=True)
@@ -53,6 +54,38 @@ def test_a_comparison_from_start_to_end(tmp_path, console):
     assert "qsgd(bits=8)" in (tmp_path / "report.html").read_text()
     losses = {run.plan.scheme: run.curve[-1].loss for run in record.runs if run.plan.seed == 1}
     assert losses["fp32"] == pytest.approx(losses["fp16"], rel=1e-2)  # same seed, same data, same start
+
+
+@pytest.mark.parametrize("exchange", ["allreduce", "server"])
+def test_local_steps_are_rows_of_their_own(exchange, console):
+    record = compare(
+        [TINY], ["qsgd(bits=8)"], exchanges=[exchange], every=[1, 4], network="none", workers=2, console=console
+    )
+    local = record.runs[-1]
+    assert [run.reason for run in record.runs] == [None] * 3
+    assert [(run.plan.scheme, run.plan.every) for run in record.runs] == [
+        ("fp16", 1), ("qsgd(bits=8)", 1), ("qsgd(bits=8)", 4),
+    ]  # fmt: skip
+    assert local.totals["rounds"] == 2 and record.runs[1].totals["rounds"] == 6  # of 4 and of 2 steps
+    assert local.totals["bytes_sent"] < 0.5 * record.runs[1].totals["bytes_sent"]
+    shown = console.file.getvalue()
+    assert "qsgd(bits=8) every 4" in shown and "rounds" in shown and "share" in shown
+
+
+def test_without_arguments_one_row_is_of_local_steps(monkeypatch, console):
+    monkeypatch.setattr(module, "execute", lambda plan, links, on_point: made_up(plan.scheme, 1.0, [0.9]))
+    record = compare([TINY], network="none", console=console)
+    assert record.config["every"] == [1, 8]
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"every": [0]}, "every must be at least 1 step, got 0"), ({"every": [2, 2]}, "the same every is named twice"),
+    ({"every": [8], "exchanges": ["gossip"], "schemes": ["dpsgd"]}, "gossip exchanges in every step"),
+    ({"every": [8], "outer": "adam"}, "unknown outer optimizer"),
+])  # fmt: skip
+def test_local_steps_that_cannot_be_are_refused(options, message, console):
+    with pytest.raises(ValueError, match=message):
+        compare([TINY], network="none", console=console, **options)
 
 
 def test_a_failed_run_is_a_row_and_the_rest_goes_on(monkeypatch, console):

@@ -32,11 +32,16 @@ def mean_of(named):
     return {name: sum(each[name] for each in named) / len(named) for name in SHAPES}
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spec", EXACT)
-def test_residuals_telescope_past_a_poisoned_step(spec, dtype, tolerance):
-    """sum of means + mean of residuals = sum of mean gradients, over all steps that were finite."""
-    simulation = tw.Simulation(spec.replace("fp32", "fp64") if dtype is torch.float64 else spec, workers=3)
+def test_residuals_telescope_past_a_poisoned_step(spec, dtype):
+    """sum of means + mean of residuals = sum of mean gradients, over all steps that were finite.
+
+    To the rounding of what a scheme works in: float32, unless it is there for float64.
+    """
+    spec = spec.replace("fp32", "fp64") if dtype is torch.float64 else spec
+    tolerance = 1e-13 if dtype is torch.float64 and tw.scheme(spec).wide else 2e-5
+    simulation = tw.Simulation(spec, workers=3)
     came, exact = dict.fromkeys(SHAPES, 0), dict.fromkeys(SHAPES, 0)
     for step in range(12):
         given = gradients(3, step, dtype)

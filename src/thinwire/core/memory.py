@@ -11,6 +11,15 @@ from torch import Tensor
 from thinwire.core.layout import Layout
 
 
+def dense(value: object) -> bool:
+    """Whether `value` is a tensor whose numbers can be copied into a memory."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not (value.is_meta or value.is_quantized or value.is_complex())
+    )
+
+
 class Memory:
     """Tensors by (parameter name, key).
 
@@ -103,7 +112,7 @@ class Memory:
         """Raise ValueError unless `state` has the names, keys and shapes of this memory."""
         given = {(name, key) for name, entry in state.items() for key in entry}
         if given != set(self._tensors):
-            missing, unknown = sorted(set(self._tensors) - given), sorted(given - set(self._tensors))
+            missing, unknown = sorted(set(self._tensors) - given), sorted(given - set(self._tensors), key=str)
             raise ValueError(
                 f"the saved memory does not fit: missing {missing[:3]}, unknown {unknown[:3]} "
                 f"({len(missing)} and {len(unknown)} in all); it must come from the same model and scheme, "
@@ -111,6 +120,8 @@ class Memory:
             )
         for (name, key), kept in self._tensors.items():
             tensor = state[name][key]
+            if not dense(tensor):
+                raise ValueError(f"saved {name!r} {key!r} must be a dense tensor of real numbers")
             if tensor.shape != kept.shape:
                 raise ValueError(
                     f"saved {name!r} {key!r} has shape {tuple(tensor.shape)}, expected {tuple(kept.shape)}"

@@ -36,6 +36,7 @@ class SchemeRow:
     score: float | None
     steps_per_second: float | None
     bytes_per_step: float | None
+    rounds: float | None
     vnmse: float | None
     compute_seconds: float | None  # per step, like the next two
     encode_seconds: float | None
@@ -53,6 +54,12 @@ class SchemeRow:
         """Mean seconds to the target; None unless every run reached it."""
         reached = [seconds for seconds in self.seconds_to_target if seconds is not None]
         return mean(reached) if reached and len(reached) == len(self.seconds_to_target) else None
+
+    @property
+    def utilisation(self) -> float | None:
+        """The share of a step that is training itself."""
+        seconds = [each for each in self.phases.values() if each is not None]
+        return (self.compute_seconds or 0.0) / sum(seconds) if sum(seconds) else None
 
     @property
     def phases(self) -> dict[str, float | None]:
@@ -102,6 +109,7 @@ def _row(runs: list[Run], label: str) -> SchemeRow:
         score=mean(run.curve[-1].score for run in done) if done else None,
         steps_per_second=1 / step_seconds if step_seconds else None,
         bytes_per_step=per_step("bytes_sent"),
+        rounds=mean(run.totals.get("rounds", run.totals["steps"]) for run in done) if done else None,
         vnmse=vnmse if vnmse is not None and math.isfinite(vnmse) else None,
         compute_seconds=per_step("compute_seconds"),
         encode_seconds=per_step("encode_seconds"),
@@ -165,9 +173,11 @@ def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
     )  # fmt: skip
     for name in ["task"] * several + ["scheme"]:
         table.add_column(name, vertical="bottom", overflow="fold")
+    # Where there are local steps, two columns give way to what is said of these.
+    local = any(run.plan.every > 1 for run in record.runs)
     for name in (
-        "seconds\nto target", "final\nscore", "steps\n/s", "MB\n/step", "vNMSE",
-        "compute\n+encode\n+wire ms", "vs\nfp16", "vs\nfp32",
+        "seconds\nto target", "final\nscore", "rounds" if local else "steps\n/s", "MB\n/step", "vNMSE",
+        "compute\n+encode\n+wire ms", "vs\nfp16", "compute\nshare" if local else "vs\nfp32",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     exchange = None
@@ -184,20 +194,22 @@ def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
             *head,
             target_text(row),
             score_text(row.metric, row.score, short=True),
-            number_text(row.steps_per_second, ".2f"),
+            number_text(row.rounds, ".0f") if local else number_text(row.steps_per_second, ".2f"),
             number_text(row.bytes_per_step, ".3g", 1e-6),
             number_text(row.vnmse, ".0e"),
             "+".join(number_text(seconds, ".0f", 1e3) for seconds in row.phases.values()),
             Text(times(row.speedup_fp16), style="bold green" if paying else ""),
-            times(row.speedup_fp32),
+            number_text(row.utilisation, ".0%") if local else times(row.speedup_fp32),
         )
     return table
 
 
 def _broken(spec: str) -> str:
     """Long spec text breaks before its options and its controller, not in the middle of a word."""
+    spec, _, every = spec.partition(" every ")
     lines = spec.split(" by ")
-    return "\n by ".join(line if len(line) <= 20 else line.replace("(", "\n (", 1) for line in lines)
+    text = "\n by ".join(line if len(line) <= 20 else line.replace("(", "\n (", 1) for line in lines)
+    return f"{text}\n every {every}" if every else text
 
 
 def setting(record: Record) -> str:

@@ -17,11 +17,13 @@ from thinwire.lab.runs.record import Record, RunPlan
 from thinwire.lab.runs.run import execute
 from thinwire.lab.runs.topology import misfit, parse_topology
 from thinwire.lab.tasks.tasks import load_task
+from thinwire.local.outer import parse_outer
 from thinwire.schemes import parse
 from thinwire.steering import Steering
 
 DEFAULT_TASKS = ("mlp(width=1024)",)
 DEFAULT_EXCHANGES = ("allreduce",)
+LOCAL = ("allreduce", "qsgd(bits=4)", None, 8)  # the row of local steps where nothing is asked for
 
 
 def compare(
@@ -30,6 +32,8 @@ def compare(
     *,
     exchanges: Sequence[str] = DEFAULT_EXCHANGES,
     controllers: Sequence[str] = (),
+    every: Sequence[int] = (),
+    outer: str = "average",
     network: str = DEFAULT_NETWORK,
     seeds: int = 1,
     workers: int = 4,
@@ -44,6 +48,8 @@ def compare(
     schemes: compared over every exchange of their kind: schemes over allreduce and server, mixers over gossip. None:
         the exchanges' defaults.
     controllers: each of them also turns the knob of every scheme that has one, in runs of their own.
+    every: steps between two exchanges, each in runs of their own; above 1, `LocalSteps` with the outer optimizer
+        `outer`. Where neither this nor schemes are given: 1, and one row of local steps.
 
     Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
     seed, so that what disturbs the machine for a while disturbs all alike. The baseline, fp16 over allreduce, is added
@@ -53,19 +59,23 @@ def compare(
     """
     console = console or Console()
     net = _check(tasks, network, seeds, workers, steps, data)
-    candidates = _candidates(schemes, exchanges, controllers, workers)
+    candidates = _candidates(schemes, exchanges, controllers, workers, every)
+    parse_outer(outer)
     plans = [
-        RunPlan(task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller)
+        RunPlan(
+            task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller, apart,
+            outer,
+        )
         for seed in range(seeds)
         for task in tasks
-        for exchange, scheme, controller in candidates
-    ]
+        for exchange, scheme, controller, apart in candidates
+    ]  # fmt: skip
     record = Record(
         {
             "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
             "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
             "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
-            "data": str(data) if data else None,
+            "data": str(data) if data else None, "every": sorted({plan.every for plan in plans}), "outer": outer,
             "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
@@ -123,14 +133,16 @@ def _check(
 
 
 def _candidates(
-    schemes: Sequence[str], exchanges: Sequence[str], controllers: Sequence[str], workers: int
-) -> list[tuple[str, str, str | None]]:
-    """(exchange, scheme, controller) of every run of a seed, the baseline among them."""
-    for name, given in (("scheme", schemes), ("exchange", exchanges), ("controller", controllers)):
+    schemes: Sequence[str], exchanges: Sequence[str], controllers: Sequence[str], workers: int, every: Sequence[int]
+) -> list[tuple[str, str, str | None, int]]:
+    """(exchange, scheme, controller, every) of every run of a seed, the baseline among them."""
+    for name, given in (("scheme", schemes), ("exchange", exchanges), ("controller", controllers), ("every", every)):
         _each_once(name, given)
+    if any(apart < 1 for apart in every):
+        raise ValueError(f"every must be at least 1 step, got {min(every)}")
     if not exchanges:
         raise ValueError("name at least one exchange")
-    found: list[tuple[str, str, str | None]] = []
+    found: list[tuple[str, str, str | None, int]] = []
     unmatched = list(schemes)
     for exchange in exchanges:
         topology = parse_topology(exchange)
@@ -141,19 +153,23 @@ def _candidates(
         for scheme in fitting:
             topology.check(scheme, workers)
             steered = [c for c in controllers if topology.steered and parse(scheme).knob is not None]
-            found += [(exchange, scheme, controller) for controller in (None, *steered)]
+            found += [(exchange, scheme, by, apart) for by in (None, *steered) for apart in every or (1,)]
+        if any(apart > 1 for apart in every) and not topology.local_steps:
+            raise ValueError(f"{exchange} exchanges in every step; --every above 1 needs allreduce or server")
     if unmatched:
         raise ValueError(misfit(unmatched[0], ", ".join(exchanges)))
     for controller in controllers:
-        turned = [scheme for _, scheme, by in found if by == controller]
+        turned = [scheme for _, scheme, by, _ in found if by == controller]
         if not turned:
             raise ValueError(f"controller {control.parse(controller).name} has nothing to turn: no scheme has a knob")
         for scheme in turned:
             Steering(controller, parse(scheme))
-    baseline = ("allreduce", table.BASELINE, None)
+    if not schemes and not every and "allreduce" in exchanges:
+        found.append(LOCAL)
+    baseline = ("allreduce", table.BASELINE, None, 1)
     return found if baseline in found else [baseline, *found]
 
 
-def _each_once(name: str, given: Sequence[str]) -> None:
+def _each_once(name: str, given: Sequence[object]) -> None:
     if len(set(given)) < len(given):
-        raise ValueError(f"the same {name} is named twice: {', '.join(given)}")
+        raise ValueError(f"the same {name} is named twice: {', '.join(map(str, given))}")

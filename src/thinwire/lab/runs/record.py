@@ -28,11 +28,14 @@ class RunPlan:
     steps: int | None = None  # None: as many as the task says
     data: str | None = None
     controller: str | None = None  # who turns the scheme's knob
+    every: int = 1  # steps between two exchanges; above 1, weight changes travel instead of gradients
+    outer: str = "average"  # what then moves the common weights
 
     @property
     def name(self) -> str:
         """What is run, in one word; the exchange is named beside it."""
-        return self.scheme if self.controller is None else f"{self.scheme} by {self.controller}"
+        by = "" if self.controller is None else f" by {self.controller}"
+        return f"{self.scheme}{by}" + (f" every {self.every}" if self.every > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,13 @@ class CurvePoint:
 class Run:
     """What became of a plan. `reason` says why it failed, and is None for a run that came to its end.
 
-    `totals`, per worker, over the whole run: steps, seconds; bytes_sent, what servers sent to it included;
-    compute_seconds, encode_seconds and wire_seconds, which add up to seconds (encode and wire count only where training
-    waited for them); vnmse, the mean of |X - Xhat|^2 / |X|^2 at the evaluated steps, X the exact mean gradient of the
-    step, Xhat what was applied (NaN where no common mean is applied). In shaped networks also, everything that workers
-    and servers sent, divided by the workers: interface_bytes, as the kernel counts; interface_payload_bytes, without
-    the headers of Ethernet, IP and TCP; what they should come to, ledger_bytes and ledger_overhead_bytes (gloo's own
-    headers, by the number of messages).
+    `totals`, per worker, over the whole run: steps, rounds (of exchanges), seconds; bytes_sent, what servers sent to it
+    included; compute_seconds, encode_seconds and wire_seconds, which add up to seconds (encode and wire count only
+    where training waited for them); vnmse, the mean of |X - Xhat|^2 / |X|^2 at the evaluated steps, X the exact mean
+    gradient of the step, Xhat what was applied (NaN where no common mean is applied). In shaped networks also,
+    everything that workers and servers sent, divided by the workers: interface_bytes, as the kernel counts;
+    interface_payload_bytes, without the headers of Ethernet, IP and TCP; what they should come to, ledger_bytes and
+    ledger_overhead_bytes (gloo's own headers, by the number of messages).
     """
 
     plan: RunPlan

@@ -24,6 +24,7 @@ class Topology(ABC):
 
     `defaults`: what is compared over it where nothing else is asked for.
     `steered`: a controller may turn a scheme's knob.
+    `local_steps`: workers may exchange weight changes every so many steps.
     """
 
     defaults: ClassVar[tuple[str, ...]]
@@ -35,6 +36,10 @@ class Topology(ABC):
     @property
     def steered(self) -> bool:
         return True
+
+    @property
+    def local_steps(self) -> bool:
+        return self.steered
 
     @abstractmethod
     def takes(self, scheme: str) -> bool:

@@ -32,6 +32,7 @@ from thinwire.lab.runs.probe import Probe, Replicas
 from thinwire.lab.runs.record import RunPlan
 from thinwire.lab.runs.topology import GossipTopology, ServerTopology, parse_topology
 from thinwire.lab.tasks.tasks import Task
+from thinwire.local import LocalSteps
 from thinwire.server import Role, ServerOptimizer
 
 
@@ -97,8 +98,11 @@ def make_trainer(context: RunContext, role: Role | None) -> Trainer:
         if topology.staleness is not None:
             assert topology.down is not None
             return AsyncTrainer(context, role, topology.down)
-        return DDPTrainer(context, role.exchange, role.workers)
-    return DDPTrainer(context, AllReduce(transport=context.transport()), None)
+        exchange, group = role.exchange, role.workers
+    else:
+        exchange, group = AllReduce(transport=context.transport()), None
+    make = DDPTrainer if context.plan.every == 1 else LocalTrainer
+    return make(context, exchange, group)
 
 
 def serve(context: RunContext, role: Role) -> dict[str, float]:
@@ -144,6 +148,41 @@ class DDPTrainer(Trainer):
 
     def close(self) -> None:
         self.wire.close()
+
+
+class LocalTrainer(Trainer):
+    """Replicas that train on their own and exchange weight changes now and then; what they share is evaluated."""
+
+    def __init__(self, context: RunContext, exchange: AllReduce | ParameterServer, group: dist.ProcessGroup | None):
+        plan = context.plan
+        self.model = self.bare = context.task.model()
+        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._fall = context.falling(self._optimizer)
+        self._local = LocalSteps(
+            self.model, self._optimizer, every=plan.every, scheme=plan.scheme, outer=plan.outer, exchange=exchange,
+            group=group, controller=plan.controller, seed=plan.seed,
+        )  # fmt: skip
+        self._left = context.steps
+
+    def begin(self) -> None:
+        self._optimizer.zero_grad()
+
+    def end(self, loss: Tensor) -> None:
+        self._local.observe(loss)
+        self._optimizer.step()
+        self._fall()
+        self._left -= 1
+        if not self._left and self._local.schedule.at:
+            self._local.sync()  # the last round may be a short one
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._local.synchronised()
+
+    def stats(self) -> dict[str, float]:
+        return self._local.stats()
+
+    def close(self) -> None:
+        self._local.close()
 
 
 class AsyncTrainer(Trainer):

@@ -104,6 +104,7 @@ def _train(
 
     stats = _since(before, trainer.stats())
     totals = _totals(stats, context.steps, seconds, trainer.probe) | meter.read(stats)
+    totals["rounds"] = stats.get("rounds", context.steps)
     trainer.close()
     return totals
 
