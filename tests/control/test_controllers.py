@@ -128,7 +128,7 @@ def test_what_the_norm_rule_remembers_does_not_grow_with_the_steps():
     rule.load_state_dict({"norms": [2.0 ** draw.uniform(-5, 5) for _ in range(100_000)]})
     state = rule.state_dict()
     assert sum(state["counts"]) == 100_000
-    assert len(state["bins"]) == len(state["counts"]) <= 10 * 64 + 1
+    assert len(state["bins"]) == len(state["counts"]) <= 10 * 256 + 1
     assert [rule.decide(seen(norm=norm)) for norm in (0.0, 5e-324, 1e308, 1.7e308)] == [2, 2, 16, 16]
     assert len(rule.state_dict()["bins"]) == len(state["bins"]) + 2  # the two ends
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from thinwire.control.controller import Controller, Observation, check_interval, chosen
 
-BINS = 64  # for every doubling of the norm: a norm is remembered to half a percent, its bits to 0.008
+BINS = 256  # for every doubling of the norm: a norm is remembered to 0.14 percent, its bits to 0.002
 ORDERS = 128  # what is beyond 2^128 counts as that, and what is below 2^-128 as nothing: float32's own range
 
 
