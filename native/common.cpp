@@ -1,14 +1,33 @@
 // Finds the processor's instruction set, once.
 #include "common.h"
 
+#if defined(THINWIRE_WITH_AVX)
+#include <cpuid.h>
+#endif
+
 namespace thinwire {
 namespace {
 
+#if defined(THINWIRE_WITH_AVX)
+// All of x86-64-v3, feature by feature: compilers before GCC 12 do not know the levels by name, nor all features.
+bool has_v3() {
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) && (c & bit_MOVBE) &&
+           __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & bit_LZCNT);
+}
+
+bool has_v4() {
+    return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 InstructionSet best() {
-#if defined(__x86_64__)
+#if defined(THINWIRE_WITH_AVX)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("x86-64-v4")) return InstructionSet::avx512;
-    if (__builtin_cpu_supports("x86-64-v3")) return InstructionSet::avx2;
+    if (has_v4()) return InstructionSet::avx512;
+    if (has_v3()) return InstructionSet::avx2;
 #endif
     return InstructionSet::baseline;
 }

@@ -11,8 +11,6 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "dispatch.h"
@@ -34,6 +32,9 @@ inline void require(bool holds, const char* message) {
     if (!holds) throw std::invalid_argument(message);
 }
 
+// Calls work(with) on this thread, and on up to `threads` - 1 kept ones where those are free; returns when all have.
+void run_together(int threads, void (*work)(void*), void* with);
+
 // Calls body(begin, end) until [0, count) is covered, on up to `threads` threads. Every range begins at a multiple of
 // `grain` and is `grain` long (the last may be shorter) whatever the number of threads: what a body makes per range can
 // be put together in order, with the same result every time. One range stays on the calling thread. `body` must not throw.
@@ -41,21 +42,15 @@ template <class Body>
 void parallel_for(index count, index grain, int threads, const Body& body) {
     const index ranges = (count + grain - 1) / grain;
     std::atomic<index> next{0};
-    const auto work = [&] {
+    auto work = [&]() noexcept {
         for (index range; (range = next.fetch_add(1, std::memory_order_relaxed)) < ranges;) {
             const index begin = range * grain;
             body(begin, begin + grain < count ? begin + grain : count);
         }
     };
-    std::vector<std::thread> helpers;
-    const index wanted = threads < ranges ? threads : ranges;
-    try {
-        for (index helper = 1; helper < wanted; ++helper) helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-        // No more threads to be had: those that run, and this one, do all the work.
-    }
-    work();
-    for (auto& helper : helpers) helper.join();
+    if (threads <= 1 || ranges <= 1) return work();
+    run_together(static_cast<int>(threads < ranges ? threads : ranges),
+                 [](void* with) { (*static_cast<decltype(work)*>(with))(); }, &work);
 }
 
 void bind_cast(nb::module_& m);

@@ -17,10 +17,10 @@
 #pragma once
 #include <cstdint>
 
-#if defined(__x86_64__)
-#define THINWIRE_X86(...) __VA_ARGS__
+#if defined(THINWIRE_WITH_AVX)  // by CMakeLists.txt
+#define THINWIRE_AVX(...) __VA_ARGS__
 #else
-#define THINWIRE_X86(...)
+#define THINWIRE_AVX(...)
 #endif
 
 namespace thinwire {
@@ -34,12 +34,12 @@ InstructionSet instruction_set();
 
 #define THINWIRE_LOOPS(Table, name)                                          \
     namespace baseline { extern const Table name; }                          \
-    THINWIRE_X86(namespace avx2 { extern const Table name; })                \
-    THINWIRE_X86(namespace avx512 { extern const Table name; })              \
+    THINWIRE_AVX(namespace avx2 { extern const Table name; })                \
+    THINWIRE_AVX(namespace avx512 { extern const Table name; })              \
     inline const Table& name() {                                             \
         switch (instruction_set()) {                                         \
-            THINWIRE_X86(case InstructionSet::avx512: return avx512::name;)  \
-            THINWIRE_X86(case InstructionSet::avx2: return avx2::name;)      \
+            THINWIRE_AVX(case InstructionSet::avx512: return avx512::name;)  \
+            THINWIRE_AVX(case InstructionSet::avx2: return avx2::name;)      \
             default: return baseline::name;                                  \
         }                                                                    \
     }

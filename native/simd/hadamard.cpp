@@ -65,9 +65,16 @@ void passes(float* x, index n, index h, index size) {
     if (2 * h <= size) pass<2>(x, n, h);
 }
 
-// One stage inside each vector: what a lane swaps with comes from the permutation, and `minus` marks the lanes that subtract.
-THINWIRE_INLINE Vector within(Vector v, Bits other, Bits minus) {
-    return __builtin_shuffle(v, other) + reinterpret_cast<Vector>(reinterpret_cast<Bits>(v) ^ minus);
+// The lanes of v in the order of the constants that follow. GCC knows Clang's name for it since version 12.
+#if __has_builtin(__builtin_shufflevector)
+#define THINWIRE_SHUFFLED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#else
+#define THINWIRE_SHUFFLED(v, ...) __builtin_shuffle(v, Bits{__VA_ARGS__})
+#endif
+
+// One stage inside each vector: `other` has what each lane is paired with, and `minus` marks the lanes that subtract.
+THINWIRE_INLINE Vector within(Vector v, Vector other, Bits minus) {
+    return other + reinterpret_cast<Vector>(reinterpret_cast<Bits>(v) ^ minus);
 }
 
 // The first six stages, 64 entries at a time.
@@ -77,9 +84,9 @@ void first_stages(float* x, index n) {
         Vector v[8];
         for (int row = 0; row < 8; ++row) {
             v[row] = *reinterpret_cast<const Vector*>(x + block + row * width);
-            v[row] = within(v[row], Bits{1, 0, 3, 2, 5, 4, 7, 6}, Bits{0, m, 0, m, 0, m, 0, m});
-            v[row] = within(v[row], Bits{2, 3, 0, 1, 6, 7, 4, 5}, Bits{0, 0, m, m, 0, 0, m, m});
-            v[row] = within(v[row], Bits{4, 5, 6, 7, 0, 1, 2, 3}, Bits{0, 0, 0, 0, m, m, m, m});
+            v[row] = within(v[row], THINWIRE_SHUFFLED(v[row], 1, 0, 3, 2, 5, 4, 7, 6), Bits{0, m, 0, m, 0, m, 0, m});
+            v[row] = within(v[row], THINWIRE_SHUFFLED(v[row], 2, 3, 0, 1, 6, 7, 4, 5), Bits{0, 0, m, m, 0, 0, m, m});
+            v[row] = within(v[row], THINWIRE_SHUFFLED(v[row], 4, 5, 6, 7, 0, 1, 2, 3), Bits{0, 0, 0, 0, m, m, m, m});
         }
         for (int distance = 1; distance < 8; distance *= 2)
             for (int row = 0; row < 8; ++row)

@@ -55,10 +55,11 @@ Statistics of_run(const float* x, index n) {
         add(rest);
     }
     a.add(b), c.add(d), a.add(c);
-    const i32x4 high = larger(a.peak, __builtin_shufflevector(a.peak, a.peak, 2, 3, 2, 3));
+    std::int32_t peak = a.peak[0];
+    for (int i = 1; i < 4; ++i) peak = a.peak[i] > peak ? a.peak[i] : peak;
     return {(a.magnitude[0] + a.magnitude[1]) + (a.magnitude[2] + a.magnitude[3]),
             (a.square[0] + a.square[1]) + (a.square[2] + a.square[3]),
-            __builtin_bit_cast(float, high[0] > high[1] ? high[0] : high[1])};
+            __builtin_bit_cast(float, peak)};
 }
 
 Statistics of(const float* x, index n, Wanted wanted) {

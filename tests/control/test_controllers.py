@@ -1,6 +1,7 @@
 """Controllers by themselves: what they decide from what they see, and what they remember."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -100,6 +101,45 @@ def test_the_norm_rule_spends_its_budget_on_large_norms():
     bits = [rule.decide(seen(norm=norm)) for norm in norms]
     assert bits[0] >= bits[-1] and bits == sorted(bits, reverse=True)
     assert rule.decide(seen(norm=math.nan, level=8)) == 8
+
+
+def exact_norm_rule(norms, budget, levels):
+    """The rule on every norm so far."""
+    low, high = -60.0, 60.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        mean = sum(math.log2(2.0**middle * norm + 1) + 1 for norm in norms) / len(norms)
+        low, high = (middle, high) if mean < budget else (low, middle)
+    bits = math.log2(2.0**high * norms[-1] + 1) + 1
+    return min(levels, key=lambda level: (abs(level - bits), level))
+
+
+@pytest.mark.parametrize("budget", [3, 4.5, 7])
+def test_the_norm_rule_decides_as_if_it_kept_every_norm(budget):
+    rule, draw = started(f"normrule(budget={budget})"), random.Random(0)
+    norms = [math.exp(draw.gauss(-number / 50, 1.5)) for number in range(150)]
+    decided = [rule.decide(seen(norm=norm)) for norm in norms]
+    assert decided == [exact_norm_rule(norms[: n + 1], budget, MENU) for n in range(len(norms))]
+    assert len(set(decided)) > 1
+
+
+def test_what_the_norm_rule_remembers_does_not_grow_with_the_steps():
+    rule, draw = started("normrule"), random.Random(0)
+    rule.load_state_dict({"norms": [2.0 ** draw.uniform(-5, 5) for _ in range(100_000)]})
+    state = rule.state_dict()
+    assert sum(state["counts"]) == 100_000
+    assert len(state["bins"]) == len(state["counts"]) <= 10 * 256 + 1
+    assert [rule.decide(seen(norm=norm)) for norm in (0.0, 5e-324, 1e308, 1.7e308)] == [2, 2, 16, 16]
+    assert len(rule.state_dict()["bins"]) == len(state["bins"]) + 2  # the two ends
+
+
+def test_a_norm_rule_goes_on_from_a_state_that_kept_every_norm():
+    norms = [2.0 ** (-number / 4) for number in range(40)]
+    whole, resumed = started("normrule(budget=5)"), started("normrule(budget=5)")
+    for norm in norms[:20]:
+        whole.decide(seen(norm=norm))
+    resumed.load_state_dict({"norms": norms[:20]})
+    assert [resumed.decide(seen(norm=norm)) for norm in norms[20:]] == [whole.decide(seen(norm=n)) for n in norms[20:]]
 
 
 ERRORS = {2: 1.5, 4: 0.05, 8: 1e-4, 16: 1e-8}

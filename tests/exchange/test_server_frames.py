@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import thinwire as tw
 from thinwire.core.layout import Layout
-from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
+from thinwire.exchange.server import frames, operations, sharding, snapshots
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
 from thinwire.schemes.cast import FP16
 from thinwire.schemes.qsgd import QSGD
@@ -107,13 +107,15 @@ def test_tensors_go_whole_to_owners_by_size_and_stay_there():
     assert [shard.tensors.layout for shard in owners.shards(layout, None)] == [layout]  # cannot be cut
 
 
-def test_what_is_known_of_layouts_is_bounded_and_owners_are_for_good(monkeypatch):
-    monkeypatch.setattr(limits, "KNOWN_OPERATIONS", 5)
+def test_shards_are_kept_with_their_layout_and_owners_for_good():
     owners, names = sharding.Owners(2), [f"t{number}" for number in range(8)]
     first = [shard.server for name in names for shard in owners.shards(Layout.of([(name, (10,))]), 8)]
-    for _ in range(3):
-        again = [shard.server for name in names for shard in owners.shards(Layout.of([(name, (10,))]), 8)]
-        assert again == first and len(owners._known) <= 5
+    again = [shard.server for name in names for shard in owners.shards(Layout.of([(name, (10,))]), 8)]
+    assert again == first
+    layout = Layout.of([(name, (10,)) for name in names])
+    shards = owners.shards(layout, 8)
+    assert owners.shards(layout, 8) is shards and owners.shards(layout, None) is not shards
+    assert sharding.Owners(2).shards(layout, 8) is not shards
 
 
 STATE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 from thinwire.core import randomness
 
 Derived = TypeVar("Derived")
+KEPT = 256  # of what follows from a layout: schemes that divide a bucket anew in every step would add without end
 
 
 class Segment(NamedTuple):
@@ -42,7 +44,7 @@ class Layout:
         self.segments = tuple(segments)
         self.chosen = chosen
         self.numel = self.segments[-1].stop if self.segments else 0
-        self._derived: dict[Hashable, Any] = {}
+        self._derived: OrderedDict[Hashable, Any] = OrderedDict()
 
     @classmethod
     def of(cls, shapes: Sequence[tuple[str, Sequence[int]]], *, chosen: bool = False) -> Layout:
@@ -77,10 +79,17 @@ class Layout:
         return sum(-(-segment.numel // block) for segment in self.segments) if block else len(self.segments)
 
     def once(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
-        """What follows from this layout alone: made when it is first asked for, and kept as long as the layout."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]
+        """What follows from this layout alone: made when it is first asked for, and kept with the layout.
+
+        Of more than `KEPT` the one that was not asked for longest is forgotten.
+        """
+        if key in self._derived:
+            self._derived.move_to_end(key)
+            return self._derived[key]
+        made = self._derived[key] = make()
+        if len(self._derived) > KEPT:
+            self._derived.popitem(last=False)
+        return made
 
     def split(self, parts: int, grain: int) -> list[Layout]:
         """`parts` consecutive layouts of about equal length that together cover this one.

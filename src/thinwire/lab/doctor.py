@@ -13,6 +13,11 @@ import torch.distributed as dist
 from thinwire.kernels import native
 from thinwire.lab.network import shaped
 
+SLOW = (
+    "right, but many times slower: install a C++20 compiler (Debian: apt-get install g++), then thinwire again "
+    "(pip install --force-reinstall --no-deps; in a checkout: make clean, and what you made before)"
+)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -36,8 +41,9 @@ def examine() -> list[Finding]:
 
 
 def _kernels() -> Finding:
-    follows = "" if native.module() else "right, and many times slower; reinstall with a C++20 compiler at hand"
-    return Finding("kernels", native.status(), bool(native.module()), follows)
+    if native.module():
+        return Finding("kernels", native.status(), True)
+    return Finding("kernels", native.status(), False, SLOW)
 
 
 def _backends() -> Finding:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from thinwire.core.layout import Layout, Segment, Selection
-from thinwire.exchange.server import limits
+from thinwire.core.layout import Layout, Selection
 
 SMALL_BYTES = 16384  # plain numbers below this go to one server: a message costs more than its bytes
 
@@ -32,17 +31,14 @@ class Owners:
         self.servers = servers
         self.entries = [0] * servers
         self._owner: dict[str, int] = {}
-        self._known: dict[tuple[tuple[Segment, ...], bool], list[Shard]] = {}
 
     def shards(self, layout: Layout, grain: int | None) -> list[Shard]:
         """What of `layout` each server owns; servers that own nothing of it are left out."""
-        key = (layout.segments, grain is None)
-        if key not in self._known:
-            if len(self._known) >= limits.KNOWN_OPERATIONS:  # owners are kept by name, so nothing changes
-                self._known.clear()
-            self._assign(layout)
-            self._known[key] = self._divide(layout, whole=grain is None)
-        return self._known[key]
+        return layout.once((self, grain is None), lambda: self._shards(layout, whole=grain is None))
+
+    def _shards(self, layout: Layout, *, whole: bool) -> list[Shard]:
+        self._assign(layout)
+        return self._divide(layout, whole=whole)
 
     def _assign(self, layout: Layout) -> None:
         for segment in sorted(layout.segments, key=lambda segment: (-segment.numel, segment.name)):

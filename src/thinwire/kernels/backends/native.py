@@ -36,9 +36,9 @@ def _load() -> tuple[ModuleType | None, str]:
     try:
         module = importlib.import_module("thinwire.kernels._native")
     except ImportError as error:
-        return None, f"the compiled kernels did not load ({error}); everything runs on the PyTorch reference"
+        return None, f"references only: {error}"  # where nothing could be compiled, CMakeLists.txt left the reason
     if module.abi != ABI:
-        return None, f"the compiled kernels have ABI {module.abi}, expected {ABI}; rebuild the package"
+        return None, f"references only: the compiled kernels have ABI {module.abi}, expected {ABI}"
     return module, f"native kernels, {module.instruction_set()}"
 
 
