@@ -36,7 +36,7 @@ class Segment(NamedTuple):
 class Layout:
     """Where each named tensor lies in a flat buffer. Made once per bucket and kept, with all that follows from it.
 
-    Stretches follow each other without gaps, in order. `chosen`: they are entries that were picked for this step, other
+    Segments follow each other without gaps, in order. `chosen`: they are entries that were picked for this step, other
     ones in the next, so nothing can be remembered of them by name.
     """
 
