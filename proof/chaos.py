@@ -208,8 +208,7 @@ class Blow:
 
 def _end(member: launch.Member, blow: Blow, left: dict[int, list[str]]) -> End:
     rank, failure = member.rank, member.failure
-    member.process.join(MARGIN_SECONDS if member.ended else 0)  # what it does at exit is part of it
-    code = member.process.exitcode
+    code = member.exit_code(MARGIN_SECONDS if member.ended else 0)  # what it does at exit is part of it
     now = time.monotonic()
     since = (blow.woken if rank == blow.case.victim else None) or blow.moment or now
     ended = member.result[0] if member.result else failure.at if failure and failure.at else now

@@ -37,8 +37,9 @@ class OnTheCPU(TorchFunctionMode):
 
 def _cpu(device: Any) -> Any:
     """What is no device stays what it is."""
-    gpu = (isinstance(device, int) and not isinstance(device, bool)) or "cuda" in str(device)
-    return torch.device("cpu") if gpu and not isinstance(device, torch.Tensor) else device
+    number = isinstance(device, int) and not isinstance(device, bool)
+    named = isinstance(device, str | torch.device) and str(device).startswith("cuda")
+    return torch.device("cpu") if number or named else device
 
 
 def stand_in() -> None:
@@ -50,7 +51,13 @@ def stand_in() -> None:
         keywords = {name: value for name, value in keywords.items() if name not in ("device_ids", "output_device")}
         plain(self, *arguments, **keywords)
 
+    move = torch.nn.Module.to
+
+    def to_the_cpu(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> torch.nn.Module:
+        return move(self, *map(_cpu, arguments), **{name: _cpu(value) for name, value in keywords.items()})
+
     DistributedDataParallel.__init__ = on_the_cpu
+    torch.nn.Module.to = to_the_cpu
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.device = lambda device: nullcontext()
