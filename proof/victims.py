@@ -34,8 +34,9 @@ class Teller:
     def __init__(self, place: Place, case: Case) -> None:
         self._place, self._moment = place, case.moment
         self._tells = place.rank == case.teller
+        self._waits = place.rank in (case.teller, case.victim)
         self._dealt = False
-        if self._tells:
+        if self._waits:
             signal.signal(signal.SIGCONT, self._go_on)
 
     def at(self, moment: int) -> None:
@@ -45,7 +46,8 @@ class Teller:
             self._wait()
 
     def leaves(self) -> None:
-        if self._tells:
+        """Nobody has gone who is yet to be hit."""
+        if self._waits:
             self._wait()
 
     def _go_on(self, *_: object) -> None:
