@@ -12,13 +12,11 @@ gloo itself may take CONNECTING time-outs. Nothing stays behind: no process, no 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import random
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +27,7 @@ from pathlib import Path
 
 from proof import doors, victims
 from proof.doors import Setting
+from proof.leftovers import nothing_stays
 from proof.table import table
 from proof.victims import CLOSING, SETUP, STEPS
 from thinwire.lab.network import shaped
@@ -40,7 +39,6 @@ CONNECTING = 5  # time-outs that gloo takes to give up connecting
 MARGIN_SECONDS = 20.0  # beyond the time-out, for whoever survives to end: other programs may be using the machine
 PAUSE_SECONDS = 1.0  # of a rank that is stopped for less than the time-out
 LINKS = "shaped:1gbit"
-_PR_SET_CHILD_SUBREAPER = 36
 _SHAPING = threading.Lock()  # a process has one set of namespaces at a time
 
 # What thinwire says. While a job is being set up, and in DDP's own broadcast after the first step, PyTorch speaks.
@@ -261,50 +259,6 @@ def _links(case: Case) -> Iterator[list[str] | None]:
         return
     with _SHAPING, shaped.Shaped(parse_network(LINKS), case.ranks) as links:
         yield links.namespaces
-
-
-@contextmanager
-def nothing_stays(found: list[str]) -> Iterator[None]:
-    """Adds to `found` what is left after the block that was not there before it: processes, files, namespaces."""
-    launch.on_ranks(victims.nothing, 1)  # the server that processes are forked from stays, by design
-    _adopt(True)
-    before = _processes() | _namespaces()
-    with tempfile.TemporaryDirectory(prefix="thinwire-chaos-") as folder:
-        usual, tempfile.tempdir = tempfile.tempdir, folder
-        try:
-            yield
-        finally:
-            tempfile.tempdir = usual
-            found += [f"a file: {path}" for path in Path(folder).rglob("*")]
-    found += sorted((_processes() | _namespaces()) - before)
-    _adopt(False)
-
-
-def _adopt(so: bool) -> None:
-    """Whether a process whose parent is gone becomes our child, and so is found."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(so))
-
-
-def _processes() -> set[str]:
-    """Of our descent, dead ones that nobody asked after included."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            name, _, rest = entry.read_text().rpartition(")")
-            state, parent = rest.split()[:2]
-            told = f"a process: {name}){', dead' if state == 'Z' else ''}"
-            children.setdefault(int(parent), []).append((int(entry.parent.name), told))
-    found, looking = set(), [os.getpid()]
-    while looking:
-        for pid, told in children.get(looking.pop(), ()):
-            found.add(told)
-            looking.append(pid)
-    return found
-
-
-def _namespaces() -> set[str]:
-    folder = Path("/run/netns")
-    return {f"a namespace: {path.name}" for path in folder.glob(f"tw-{os.getpid()}-*")} if folder.exists() else set()
 
 
 def run_all(seed: int, numbers: Sequence[int], at_once: int = 2) -> tuple[list[Outcome], list[str]]:

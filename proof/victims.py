@@ -84,10 +84,6 @@ def rank(place: Place, case: Case) -> tuple[float, bytes]:
         place.send(("threads", place.rank, ours))
 
 
-def nothing(place: Place) -> None:
-    """For the first process of all."""
-
-
 @contextmanager
 def _joined(place: Place, timeout_seconds: float) -> Iterator[None]:
     """As a launcher that leaves survivors alone would: the first rank hosts the store, and takes it along."""

@@ -11,6 +11,7 @@ import pytest
 
 from proof import chaos
 from proof.chaos import End, judge
+from proof.leftovers import nothing_stays
 
 SEED, NUMBERS = 0, (0, 4, 5, 8, 10, 17)
 
@@ -76,7 +77,7 @@ def test_what_stays_behind_is_found():
     """A file, a child, and a process that its parent left."""
     found, child = [], None
     leave = "import subprocess as s; print(s.Popen(['sleep', '60'], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
-    with chaos.nothing_stays(found):
+    with nothing_stays(found):
         (Path(tempfile.gettempdir()) / "forgotten").write_text("")
         child = subprocess.Popen(["sleep", "60"])
         orphan = int(subprocess.run([sys.executable, "-c", leave], capture_output=True, text=True, check=True).stdout)
