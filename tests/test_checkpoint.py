@@ -194,7 +194,7 @@ def _broken_learning():
         saved = wire.state_dict()
         learnt = saved["steering"]["learnt"]
         for broken in (3.0, saved["steering"] | {"learnt": {}}, saved["steering"] | {"learnt": learnt | {"last": 1.0}}):
-            with pytest.raises(ValueError, match="cannot be read|is a dict"):
+            with pytest.raises(ValueError, match=r"cannot be read|is a dict"):
                 wire.load_state_dict(saved | {"steering": broken})
     return True
 
