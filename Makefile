@@ -59,6 +59,15 @@ sanitize: $(VENV)/installed-dev
 fuzz: $(VENV)/installed
 	@$(BIN)/python -m proof.fuzz $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))
 
+chaos: $(VENV)/installed
+	@$(BIN)/python -m proof.chaos $(if $(KILLS),--kills $(KILLS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+soak: $(VENV)/installed
+	@$(BIN)/python -m proof.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+torch-tests: $(VENV)/installed-dev
+	@$(BIN)/python -m proof.torch_tests
+
 clean:
 	@rm -rf $(VENV) build
 

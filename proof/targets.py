@@ -188,7 +188,8 @@ class Checkpoint(Target):
         assert isinstance(group, dist.ProcessGroup)
         self.reducer = Reducer(tensors, spec, group, controller=controller, exempt=())
         for step in range(2):
-            self.reducer.observe(1.0 / (1 + step))
+            if controller:
+                self.reducer.observe(1.0)
             self.reducer.reduce({name: torch.randn(shape) + step for name, shape in self.SHAPES})
         self.whole = _copied(self.reducer.state_dict())
 
@@ -295,7 +296,7 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
-    return one == other or (one != one and other != other)  # NaN is as it was
+    return one == other or (one != one and other != other)  # or both are NaN
 
 
 def codecs() -> list[str]:

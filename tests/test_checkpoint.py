@@ -189,6 +189,20 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         checkpoint.merge([states[0], states[1] | {"step": 4}])
 
 
+def _broken_learning():
+    with tw.attach(DDP(mlp()), "qsgd", controller="mqgrad") as wire:
+        saved = wire.state_dict()
+        learnt = saved["steering"]["learnt"]
+        for broken in (3.0, saved["steering"] | {"learnt": {}}, saved["steering"] | {"learnt": learnt | {"last": 1.0}}):
+            with pytest.raises(ValueError, match=r"cannot be read|is a dict"):
+                wire.load_state_dict(saved | {"steering": broken})
+    return True
+
+
+def test_what_a_controller_learnt_is_read_or_refused():
+    assert run_world(_broken_learning, 2) == [True, True]
+
+
 def _forgetful(states, spec, options):
     """Residuals that this wire has no place for, at the same and at another number of workers."""
     model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
@@ -213,6 +214,19 @@ def _attach_again():
 
 def test_close_gives_the_model_back_and_attach_takes_it_again():
     assert_replicas_equal(run_world(_attach_again, 2))
+
+
+def _has_a_hook():
+    model = DDP(mlp())
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    with pytest.raises(ValueError, match="has a communication hook already"):
+        tw.attach(model, "fp16")
+    assert len(model._comm_hooks) == 1
+    return train(model, 2)
+
+
+def test_a_model_with_a_hook_of_its_own_is_refused_and_keeps_it():
+    assert_replicas_equal(run_world(_has_a_hook, 2))
 
 
 def _disagree():

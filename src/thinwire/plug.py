@@ -39,7 +39,14 @@ class Plug:
     def of(cls, model: DistributedDataParallel) -> Plug:
         if model not in cls._plugs:
             plug = cls(group_of(model))
-            model.register_comm_hook(plug, _hook)
+            try:
+                model.register_comm_hook(plug, _hook)
+            except RuntimeError as error:
+                model._comm_hooks.pop()  # it is in the list before PyTorch looks
+                raise ValueError(
+                    "this model has a communication hook already, from register_comm_hook() or DDP's mixed_precision=, "
+                    "and DDP takes only one: attach() a model without"
+                ) from error
             cls._plugs[model] = plug
         return cls._plugs[model]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 import warnings
 from collections.abc import Iterable
@@ -60,7 +61,8 @@ def join(
     everyone = dist.group.WORLD
     assert everyone is not None
     session = all_gather_objects(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
-    workers = dist.new_group(ranks[servers:])
+    # By itself a new group would wait for half an hour, whatever the job's own time-out.
+    workers = dist.new_group(ranks[servers:], timeout=datetime.timedelta(seconds=timeout_seconds))
     rank, store = dist.get_rank(), _get_default_store()
     if rank < servers:
         channels = {
@@ -74,9 +76,11 @@ def join(
     # A worker waits for its servers while they wait, up to the timeout, for another worker.
     patience = 2 * timeout_seconds + 30
     own = [
-        Channel(store, f"{session}/{server}/{worker}", f"server {server}", serves=False, timeout=patience)
-        for server in range(servers)
-    ]
+        Channel(
+            store, f"{session}/{server}/{worker}", f"server {server}",
+            serves=False, timeout=patience, connecting=timeout_seconds,
+        ) for server in range(servers)
+    ]  # fmt: skip
     assert workers is None or isinstance(workers, dist.ProcessGroup)
     goes_on = on_failure == "continue"
     exchange = ParameterServer(own, ranks[servers:], worker, down=down, goes_on=goes_on, transport=transport)

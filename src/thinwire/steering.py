@@ -123,6 +123,8 @@ class Steering:
 
     def loaded(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Check a saved state; what to call to take it, which cannot fail."""
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the controller's state is a dict, got {type(state).__name__}")
         missing = [key for key in ("controller", "learnt", "level", "history", "observed") if key not in state]
         if missing:
             raise ValueError(f"the controller's state lacks {', '.join(missing)}")
@@ -140,8 +142,10 @@ class Steering:
             controller.load_state_dict(state["learnt"])
             level, history = float(state["level"]), deque(map(float, state["history"]), WINDOW)
             observed: list[float | Tensor] = [float(loss) for loss in state["observed"]]
-        except (TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"the state of {controller.name} cannot be read: {error!r}") from error
+        except ValueError:
+            raise
+        except Exception as error:  # whatever a state that is none raises
+            raise ValueError(f"what {controller.name} learnt cannot be read: {error!r}") from error
 
         def take() -> None:
             self.controller, self.level, self._history, self._observed = controller, level, history, observed

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from helpers.models import batch, digest, mlp
 from helpers.plain import die, run_plain
+from thinwire import server
 from thinwire.exchange.server import client, operations
 
 QSGD = "qsgd(bits=4, block=64)"
@@ -91,6 +92,26 @@ def test_a_killed_server_ends_the_job_everywhere():
         assert "could not be exchanged: server 0 is gone" in end.error
     assert ends[1].code == 1  # the other server ends with its workers, none of which had finished
     assert "workers were lost before they had finished" in ends[1].error
+
+
+def _join_with_a_death(where, victim):
+    """The victim dies where the others wait for it to connect."""
+    if dist.get_rank() == victim:
+        setattr(dist if where == "the workers' group" else server, MOMENTS[where], lambda *_, **__: die())
+    tw.join(servers=1, timeout_seconds=2)
+
+
+MOMENTS = {"the workers' group": "new_group", "a channel": "Channel"}
+
+
+@pytest.mark.parametrize(("where", "victim"), [("the workers' group", 2), ("a channel", 0)])
+def test_a_rank_that_dies_while_joining_is_an_error_for_the_others_after_the_timeout(where, victim):
+    """Neither after PyTorch's half an hour nor after a worker's patience with its servers."""
+    ends = run_plain(_join_with_a_death, 3, where, victim, limit=25)
+    assert ends[victim].code == -signal.SIGKILL
+    for rank in {0, 1, 2} - {victim}:
+        assert ends[rank].code == 1, ends[rank].error
+        assert "time" in ends[rank].error or "is gone" in ends[rank].error
 
 
 def _corrupt(servers, how):

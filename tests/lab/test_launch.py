@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -49,6 +50,18 @@ def _killed(place):
 def test_a_killed_process_is_named_with_its_signal():
     with pytest.raises(RuntimeError, match="rank 0 was killed by SIGKILL"):
         launch.on_ranks(_killed, 2)
+
+
+def test_two_threads_learn_how_their_own_processes_ended():
+    """Starting a process asks after all others, and how one ended can be read once."""
+
+    def codes(_):
+        with launch.started(_killed, 2) as members:
+            launch.listen(members, grace_seconds=None)
+            return [member.exit_code() for member in members]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(codes, range(6))) == [[-signal.SIGKILL, 0]] * 6
 
 
 def _hangs(place):

@@ -26,18 +26,22 @@ class Channel:
     """One end of a connection. Messages arrive in the order in which they were sent.
 
     key: what both ends call the connection. name: what this end calls the other, for errors.
+    timeout: seconds to wait for a message; connecting: for the other to come at all, the same unless given.
     """
 
-    def __init__(self, store: dist.Store, key: str, name: str, *, serves: bool, timeout: float):
+    def __init__(
+        self, store: dist.Store, key: str, name: str, *, serves: bool, timeout: float, connecting: float | None = None
+    ) -> None:
         self.name = name
         self.peer = WORKER if serves else SERVER
-        self.timeout = timeout
-        self._pair = dist.ProcessGroupGloo(
-            dist.PrefixStore(key, store),
-            SERVER if serves else WORKER,
-            2,
-            datetime.timedelta(seconds=timeout),
-        )
+        self.timeout = datetime.timedelta(seconds=timeout)
+        with self.named_errors():
+            self._pair = dist.ProcessGroupGloo(
+                dist.PrefixStore(key, store),
+                SERVER if serves else WORKER,
+                2,
+                datetime.timedelta(seconds=connecting or timeout),
+            )
 
     def send(self, tensor: Tensor) -> Pending:
         with self.named_errors():
@@ -78,7 +82,7 @@ class Pending:
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         with self.channel.named_errors():
-            self.work.wait() if timeout is None else self.work.wait(timeout)
+            self.work.wait(timeout or self.channel.timeout)
         self.check()
 
 

@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # Imported once, by the server that processes are forked from. DDP imports _dynamo on first use, which takes a second.
 PRELOAD = ("torch._dynamo", "thinwire.lab.runs.worker")
 _PR_SET_PDEATHSIG = 1
+_ASKING = threading.Lock()  # starting a process asks after all others; of two threads that do, one would learn nothing
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,19 @@ class Member:
     result: Any = None
     failure: Failure | None = None
 
+    def exit_code(self, seconds: float | None = None) -> int | None:
+        """Waits for the process to end; None: it had not, within so many seconds."""
+        wait([self.process.sentinel], seconds)
+        with _ASKING:
+            return self.process.exitcode
+
     def receive(self, on_message: Callable[[Any], object]) -> None:
         """Take the next message; the end of the pipe is the end of the process."""
         try:
             kind, content = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, ConnectionError):
-            self.process.join()
             # Before any failure that it caused.
-            kind, content = "failure", Failure(self.rank, 0.0, _how_it_ended(self.process.exitcode))
+            kind, content = "failure", Failure(self.rank, 0.0, _how_it_ended(self.exit_code()))
         if kind == "message":
             on_message(content)
         elif kind == "result":
@@ -126,14 +133,15 @@ def started(
                 ours, theirs = CONTEXT.Pipe(duplex=False)
                 place = Place(rank, ranks, Path(folder), namespaces[rank] if namespaces else None, theirs)
                 process = CONTEXT.Process(target=_main, args=(place, function, arguments), daemon=True)
-                process.start()
+                with _ASKING:
+                    process.start()
                 theirs.close()
                 members.append(Member(rank, process, ours))
             yield members
         finally:
             for member in members:
                 member.process.kill()
-                member.process.join()
+                member.exit_code()
                 member.pipe.close()
 
 
