@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))  # no DistributedDataParallel
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     local = tw.LocalSteps(net, optimizer, every=given.every, scheme=given.scheme, outer=given.outer)
 
     file = given.checkpoint / f"rank{rank}.pt" if given.checkpoint else None

@@ -61,21 +61,19 @@ def compare(
     net = _check(tasks, network, seeds, workers, steps, data)
     candidates = _candidates(schemes, exchanges, controllers, workers, every)
     parse_outer(outer)
+    where = str(data) if data else None
     plans = [
-        RunPlan(
-            task, scheme, seed, exchange, str(net), workers, steps, str(data) if data else None, controller, apart,
-            outer,
-        )
+        RunPlan(task, scheme, seed, exchange, str(net), workers, steps, where, controller, apart, outer)
         for seed in range(seeds)
         for task in tasks
         for exchange, scheme, controller, apart in candidates
-    ]  # fmt: skip
+    ]
     record = Record(
         {
             "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
             "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
             "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
-            "data": str(data) if data else None, "every": sorted({plan.every for plan in plans}), "outer": outer,
+            "data": where, "every": sorted({plan.every for plan in plans}), "outer": outer,
             "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
