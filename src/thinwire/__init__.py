@@ -8,6 +8,7 @@ from thinwire import checkpoint, control
 from thinwire.core import theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.simulation import Simulation
 from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
 from thinwire.schemes import parse as scheme
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
-    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Natural", "PowerGossip", "PowerSGD", "RandomK",
+    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "Natural", "PowerGossip", "PowerSGD", "RandomK",
     "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC", "Wire", "advise",
     "attach", "checkpoint", "control", "graphs", "join", "register", "scheme", "theory",
 ]  # fmt: skip

@@ -142,7 +142,7 @@ def _taken(wire: Reducer, old: int) -> range:
 
 def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: int) -> State:
     old, expected = int(state["workers"]), _residuals(own)
-    for key in filter(_is_part, state):
+    for key in (part(i) for i in range(worker, old, workers)):
         found = _residuals(state[key])
         odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))
         if odd:
@@ -187,7 +187,8 @@ def _divide(wire: Reducer) -> tuple[State, State]:
     shared: State = {}
     own: State = {}
     for (name, key), tensor in wire.memory.items():
-        (shared if key in wire.scheme.shared_state else own).setdefault(name, {})[key] = tensor
+        # Where workers have different parts of the model, nothing is equal on all.
+        (shared if key in wire.scheme.shared_state and not wire.divided else own).setdefault(name, {})[key] = tensor
     return shared, own
 
 

@@ -151,7 +151,7 @@ class Wire(Reducer):
 
     def _give_back(self, before: Mapping[str, object]) -> None:
         """After DDP has finished: where it threw a mean away, since no rank used the parameter, nothing was paid."""
-        self.memory.restore(
+        self.restore(
             name
             for name, p in self._parameters.items()
             # What is a view of the bucket has the mean already.
