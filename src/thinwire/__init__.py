@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
-    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "Natural", "PowerGossip", "PowerSGD", "RandomK",
-    "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC", "Wire", "advise",
-    "attach", "checkpoint", "control", "graphs", "join", "register", "scheme", "theory",
+    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "Natural", "PowerGossip", "PowerSGD",
+    "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC", "Wire",
+    "advise", "attach", "checkpoint", "control", "graphs", "join", "register", "scheme", "theory",
 ]  # fmt: skip
 
 
