@@ -18,11 +18,11 @@ LAYERS = [
     {"control"},
     {"exchange"},
     {"checkpoint", "reducer", "steering"},
-    {"ddp", "gossip", "server"},
+    {"ddp", "fsdp", "gossip", "server", "units"},
     {"lab"},
     {"cli", "__init__"},
 ]
-NETWORK = {"exchange", "gossip", "reducer", "ddp", "server", "lab"}
+NETWORK = {"exchange", "gossip", "reducer", "ddp", "fsdp", "server", "units", "lab"}
 
 
 def modules():

@@ -1,4 +1,4 @@
-"""attach(): the front door for DistributedDataParallel."""
+"""attach(): the front door for DistributedDataParallel, and for what `fsdp` does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import kernels
+from thinwire import fsdp, kernels
 from thinwire.control import Controller
 from thinwire.core.layout import Layout
 from thinwire.core.partition import Exempt
@@ -26,9 +27,10 @@ from thinwire.server import warn_of_collectives
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: DistributedDataParallel | FSDPModule,
     scheme: str | Scheme,
     *,
+    replicas: dist.ProcessGroup | None = None,
     exchange: Exchange | None = None,
     controller: str | Controller | None = None,
     feedback: str | bool = "auto",
@@ -36,7 +38,7 @@ def attach(
     warmup_steps: int = 0,
     warmup_level: float | None = None,
     seed: int = 0,
-) -> Wire:
+) -> Wire | fsdp.Replicas | fsdp.Shards:
     """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 10))
@@ -47,7 +49,10 @@ def attach(
     '13% of the bytes'
     >>> wire.close()
 
+    model: a DistributedDataParallel model, or the root of one that `fully_shard` sharded (FSDP2).
     scheme: spec text such as "qsgd(bits=4)", or a Scheme.
+    replicas: of a sharded model, the group of the ranks that have the same shard; without it, the scheme, a codec, is
+        for what the shards themselves reduce.
     exchange: how workers talk; AllReduce over the model's process group unless given.
     controller: who turns the scheme's knob while training, such as "mqgrad"; it is told by `wire.observe(loss)`.
     feedback: "auto" (on for biased schemes), True or False.
@@ -56,8 +61,17 @@ def attach(
     warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
+    if isinstance(model, FSDPModule):
+        return fsdp.attach(
+            model, scheme, replicas=replicas, exchange=exchange, controller=controller, feedback=feedback,
+            exempt=exempt, warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
+        )  # fmt: skip
     if not isinstance(model, DistributedDataParallel):
-        raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(model).__name__}")
+        raise ValueError(
+            f"attach() takes a DistributedDataParallel model or one that fully_shard() sharded, got {_kind(model)}"
+        )
+    if replicas is not None:
+        raise ValueError("replicas= is for sharded models; DistributedDataParallel knows its own group")
     plug = _Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
@@ -253,6 +267,11 @@ def _plain(buffer: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
 
 def _first_of(work: dist.Work) -> torch.futures.Future[Tensor]:
     return work.get_future().then(lambda future: future.value()[0])
+
+
+def _kind(model: object) -> str:
+    kind = type(model)
+    return f"{kind.__name__} (FSDP1: use fully_shard)" if kind.__name__ == "FullyShardedDataParallel" else kind.__name__
 
 
 def _group(model: DistributedDataParallel) -> dist.ProcessGroup:

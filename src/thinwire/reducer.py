@@ -208,11 +208,8 @@ class Reducer:
         if self.steering is not None:
             self.steering.scale = scale
 
-    def end_step(self, *, silent: bool = False) -> None:
-        """Wait for all buckets of the step; raise what went wrong.
-
-        silent: this worker had no data of its own any more, so that it observed no loss.
-        """
+    def settle(self) -> None:
+        """Wait for all buckets that were submitted; raise what went wrong."""
         if self._jobs:
             with self.exchange.transport.ledger.timed("exposed_seconds"):
                 for job in self._jobs:
@@ -221,6 +218,13 @@ class Reducer:
         failed = self._failed
         if failed is not None:
             raise RuntimeError(f"the gradients of step {self.step} could not be exchanged: {failed}") from failed
+
+    def end_step(self, *, silent: bool = False) -> None:
+        """Wait for all buckets of the step; raise what went wrong.
+
+        silent: this worker had no data of its own any more, so that it observed no loss.
+        """
+        self.settle()
         if not self._finite:
             self.memory.restore()  # nobody will apply this step
         self.step += 1

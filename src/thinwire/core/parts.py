@@ -67,13 +67,17 @@ def deal(tensors: Mapping[str, Tensor], owners: int, whole: int, exact: Collecti
 def select(layout: Layout, pieces: Iterable[Piece]) -> Selection:
     """Where pieces of a layout's tensors lie in its buffer, and their layout end to end."""
     starts = {segment.name: segment.start for segment in layout.segments}
+    return placed((piece, starts[piece.whole] + piece.start) for piece in pieces)
+
+
+def placed(pieces: Iterable[tuple[Piece, int]]) -> Selection:
+    """Pieces that lie in a buffer, each with where it begins there."""
     segments: list[Segment] = []
     runs: list[tuple[int, int]] = []
     at = 0
-    for piece in pieces:
+    for piece, start in pieces:
         segments.append(Segment(piece.name, at, at + piece.numel, piece.shape))
         at += piece.numel
-        start = starts[piece.whole] + piece.start
         begin = runs.pop()[0] if runs and runs[-1][1] == start else start
         runs.append((begin, start + piece.numel))
     return Selection(Layout(segments), tuple(runs))
