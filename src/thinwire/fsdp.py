@@ -7,7 +7,7 @@ else              a codec in PyTorch's place between shards: the reduce-scatter 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from thinwire.control import Controller
 from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.feedback import compensated
 from thinwire.core.layout import Layout
-from thinwire.core.partition import Exempt, exempted
+from thinwire.core.partition import Exempt
 from thinwire.core.parts import placed
 from thinwire.core.scheme import Codec, Scheme, innermost
 from thinwire.exchange.allreduce import AllReduce
@@ -28,7 +28,7 @@ from thinwire.exchange.lane import Rounds
 from thinwire.exchange.scatter import Part, scatter
 from thinwire.reducer import Reducer, Scaler
 from thinwire.schemes import codec, parse
-from thinwire.units import Pass, Unit, units_of
+from thinwire.units import Pass, Unit, tensors_of, units_of
 
 
 def attach(
@@ -50,7 +50,7 @@ def attach(
         raise ValueError("this model is attached already; close() the other wire first")
     scheme = parse(scheme)
     if replicas is not None:
-        tensors, exact = _tensors(units, scheme, exempt, every=False)
+        tensors, exact = tensors_of(units, scheme, exempt, every=False)
         wire = Replicas(
             tensors, scheme, replicas, exchange=exchange, controller=controller, feedback=feedback, exempt=exact,
             warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
@@ -58,7 +58,7 @@ def attach(
         wire.connect(units, replicas)
     else:
         _check_shards(scheme, exchange, controller, feedback, warmup_steps)
-        tensors, exact = _tensors(units, scheme, exempt, every=True)
+        tensors, exact = tensors_of(units, scheme, exempt, every=True)
         group = units[0].process_group
         wire = Shards(tensors, scheme, group, exchange=exchange, feedback=feedback is True, exempt=exact, seed=seed)
         wire.connect(units)
@@ -171,25 +171,6 @@ _NO_SCALE = (
     "a loss scale is not supported under FSDP2: a step is skipped where any shard is not finite, and shards do not "
     "hear of each other. Train in bfloat16, which needs none"
 )
-
-
-def _tensors(
-    units: Sequence[Unit], scheme: Scheme, exempt: Exempt, *, every: bool
-) -> tuple[dict[str, Tensor], Callable[[str, Tensor], bool]]:
-    """The pieces of this rank's shard, or of every shard, as tensors; and which of them are exempt, by the whole."""
-    tensors: dict[str, Tensor] = {}
-    exact: set[str] = set()
-    for unit in units:
-        trained = [n for n, parameter in enumerate(unit.parameters) if parameter.requires_grad]
-        for number in trained:
-            whole = torch.empty((), dtype=unit.dtype(number), device=unit.parameters[number].device)
-            whole = whole.expand(unit.shapes[number])
-            spared = exempted(exempt, scheme, unit.names[number], whole)
-            for shard in range(unit.shards) if every else (unit.shard,):
-                for piece, _ in unit.pieces(shard, [number]):
-                    tensors[piece.name] = piece.like(whole)
-                    exact |= {piece.name} if spared else set()
-    return tensors, lambda name, _: name in exact
 
 
 def _check_shards(

@@ -13,7 +13,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
+from thinwire.core.partition import Exempt, exempted
 from thinwire.core.parts import Piece, rows
+from thinwire.core.scheme import Scheme
 from thinwire.reducer import Reducer
 
 Derived = TypeVar("Derived")
@@ -168,6 +170,25 @@ def units_of(model: FSDPModule) -> list[Unit]:
                     _check(group)
                     found[id(group)] = Unit(module, group, names)
     return list(found.values())
+
+
+def tensors_of(
+    units: Sequence[Unit], scheme: Scheme, exempt: Exempt, *, every: bool
+) -> tuple[dict[str, Tensor], Callable[[str, Tensor], bool]]:
+    """The pieces of this rank's shard, or of every shard, as tensors; and which of them are exempt, by the whole."""
+    tensors: dict[str, Tensor] = {}
+    exact: set[str] = set()
+    for unit in units:
+        trained = [n for n, parameter in enumerate(unit.parameters) if parameter.requires_grad]
+        for number in trained:
+            whole = torch.empty((), dtype=unit.dtype(number), device=unit.parameters[number].device)
+            whole = whole.expand(unit.shapes[number])
+            spared = exempted(exempt, scheme, unit.names[number], whole)
+            for shard in range(unit.shards) if every else (unit.shard,):
+                for piece, _ in unit.pieces(shard, [number]):
+                    tensors[piece.name] = piece.like(whole)
+                    exact |= {piece.name} if spared else set()
+    return tensors, lambda name, _: name in exact
 
 
 def _check(group: Any) -> None:

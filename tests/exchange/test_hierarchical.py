@@ -246,5 +246,5 @@ def test_mistakes_are_told_to_all():
         assert "whole must be a number of elements" in told[2]
         assert "route must be one of" in told[3]
         assert "must make a grid of the model's ranks [0, 1, 2, 3]" in told[4]
-        assert "LOCAL_WORLD_SIZE must divide the 4 ranks, got '3'" in told[5]
+        assert "LOCAL_WORLD_SIZE, or local=, must divide the 4 ranks, got 3" in told[5]
         torch.testing.assert_close(mean["w"].double(), exact_mean(0, WORKERS)["w"], rtol=1e-6, atol=1e-6)

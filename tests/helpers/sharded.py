@@ -38,7 +38,7 @@ class Transformer(nn.Module):
         x = self.words(words)
         for block in self.blocks:
             x = block(x)
-        return self.head(x + self.extra(x) if extra else x)
+        return self.head((x + self.extra(x) if extra else x).flatten(0, 1))
 
 
 def transformer() -> Transformer:
@@ -49,7 +49,7 @@ def transformer() -> Transformer:
 def loss_of(model: nn.Module, step: int, rank: int, *, extra: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * step + rank)
     words = torch.randint(WORDS, (BATCH, LENGTH), generator=generator)
-    return nn.functional.cross_entropy(model(words, extra=extra).float().flatten(0, 1), (words * 7 % WORDS).flatten())
+    return nn.functional.cross_entropy(model(words, extra=extra).float(), (words * 7 % WORDS).flatten())
 
 
 def meshes(shards: int) -> DeviceMesh:

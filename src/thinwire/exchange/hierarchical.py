@@ -80,20 +80,20 @@ class Hierarchical:
 
     @classmethod
     def of_nodes(
-        cls, *, inside: str | Codec = "fp32", route: Route = "auto", whole: int = 1 << 20,
+        cls, local: int | None = None, *, inside: str | Codec = "fp32", route: Route = "auto", whole: int = 1 << 20,
         transport: Transport | None = None,
     ) -> Hierarchical:  # fmt: skip
-        """Groups of the ranks as torchrun places them: LOCAL_WORLD_SIZE on every machine, one after the other.
+        """Groups of the ranks as torchrun places them, `local` of every machine one after the other.
 
-        Every rank of the job calls it.
+        Every rank of the job calls it. local: LOCAL_WORLD_SIZE, which torchrun sets, unless given.
         """
-        ranks, text = dist.get_world_size(), os.environ.get("LOCAL_WORLD_SIZE", "")
-        if not text.isdigit() or int(text) < 1 or ranks % int(text):
+        ranks, said = dist.get_world_size(), local or os.environ.get("LOCAL_WORLD_SIZE", "nothing")
+        local = int(said) if str(said).isdigit() else 0
+        if not local or ranks % local:
             raise ValueError(
-                f"LOCAL_WORLD_SIZE must divide the {ranks} ranks, got {text or 'nothing'!r}: torchrun sets it; "
-                "elsewhere make the groups, Hierarchical(inner=, outer=)"
+                f"LOCAL_WORLD_SIZE, or local=, must divide the {ranks} ranks, got {said}; "
+                "for ranks in another order there is Hierarchical(inner=, outer=)"
             )
-        local = int(text)
         timeout = timeout_of(dist.group.WORLD)  # type: ignore[arg-type]
         inner = [list(range(first, first + local)) for first in range(0, ranks, local)]
         outer = [list(range(place, ranks, local)) for place in range(local)]
