@@ -42,9 +42,10 @@ def main() -> None:
             print(f"step {step + 1:4d}  loss {loss.item():.3f}")
 
     stats = wire.stats()
+    sent = torch.tensor([stats["bytes_sent_inside"], stats["bytes_sent_outside"]]) / given.steps
+    dist.all_reduce(sent)
     if rank == 0:
-        inside, outside = (stats[f"bytes_sent_{level}"] / given.steps for level in ("inside", "outside"))
-        print(f"rank 0 sent in a step: {inside:,.0f} bytes inside its machine, {outside:,.0f} between machines")
+        print(f"all ranks sent in a step: {sent[0]:,.0f} bytes inside machines, {sent[1]:,.0f} between machines")
     wire.close()
     dist.destroy_process_group()
 

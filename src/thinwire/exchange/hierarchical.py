@@ -67,6 +67,7 @@ class Hierarchical:
             if not isinstance(group, dist.ProcessGroup):
                 raise ValueError(f"{name} must be a process group that this rank is in, got {group!r}")
         self.transport = transport or Transport()
+        self.transport.ledger.add(bytes_sent_inside=0.0, bytes_sent_outside=0.0)
         self.lane: Lane | None = None
         self.whole = whole
         self._given = (inner, outer)
