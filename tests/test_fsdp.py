@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -159,6 +160,63 @@ def test_lossy_schemes_learn_and_resume_with_the_same_bits(shards, cases):
                 assert losses[-1] < losses[0] - 0.3 * (right[0] - right[-1]), spec
             if not parse(spec).exact:
                 assert stats["bytes_given"] < 0.7 * stats["bytes_dense"], spec
+
+
+def _remembered(shards, spec, states):
+    """What is owed by all of a replica's rows: before, or by one that loaded the states of others."""
+    model, options = over(shards)
+    with tw.attach(model, spec, feedback=True, **options) as wire:
+        if states is None:
+            train(model, 3)
+        else:
+            wire.load_state_dict(tw.checkpoint.merge(states))
+        return wire.state_dict()
+
+
+def owed(states):
+    """{parameter: its residuals, rows of all pieces in order, the mean over workers}"""
+    merged = tw.checkpoint.merge(states)
+    found = {}
+    for worker in range(merged["workers"]):
+        pieces = {}
+        for name, entry in merged[tw.checkpoint.part(worker)].items():
+            whole_name, _, rows = name.partition("[")
+            pieces.setdefault(whole_name, {})[int(rows.partition(":")[0] or 0)] = entry["residual"]
+        for name, by_row in pieces.items():
+            joined = torch.cat([by_row[row] for row in sorted(by_row)]) / merged["workers"]
+            found[name] = found.get(name, 0) + joined
+    return found
+
+
+@pytest.mark.parametrize("before, after", [((4, 2), (6, 3)), ((4, 2), (2, 1)), ((4, 4), (3, 3)), ((2, 1), (4, 2))])
+def test_another_sharding_takes_what_is_owed_row_by_row(before, after):
+    """(ranks, shards): as many replicas or none; between shards the messages are about all rows."""
+    saved = run_world(_remembered, before[0], before[1], "qsgd(bits=2)", None)
+    loaded = run_world(_remembered, after[0], after[1], "qsgd(bits=2)", saved)
+    right, found = owed(saved), owed(loaded)
+    assert found.keys() == right.keys() and len(right) > 5
+    for name in right:
+        assert right[name].abs().max() > 0
+        torch.testing.assert_close(found[name], right[name])
+
+
+def _distributed(shards, folder):
+    model, options = over(shards)
+    with tw.attach(model, "powersgd(factor_rank=1)" if options else "signsgd", feedback=True, **options) as wire:
+        train(model, 2)
+        dcp.save({"wire": wire.state_dict()}, checkpoint_id=folder)
+        right = {key: tensor.clone() for key, tensor in wire.memory.items()}
+        train(model, 1, 2)
+        state = {"wire": wire.state_dict()}
+        dcp.load(state, checkpoint_id=folder)
+        wire.load_state_dict(state["wire"])
+        return [torch.equal(tensor, right[key]) for key, tensor in wire.memory.items()]
+
+
+@pytest.mark.parametrize("shards", [4, 2])
+def test_a_distributed_checkpoint_keeps_every_ranks_own(shards, tmp_path):
+    for equal in run_world(_distributed, 4, shards, str(tmp_path / "dcp")):
+        assert equal and all(equal)
 
 
 def _mixed(shards, policies):

@@ -16,6 +16,9 @@ i = j, j + m, j + 2m ... together, times m/n: the residuals' part in the next me
 is lost. Shared state is taken as it is; other per-worker state starts anew. That needs the parts of those old workers:
 `merge` puts all together, and `wire.state_dict(workers=n)` makes an empty state, with the parts that this worker will
 take, for a distributed checkpoint to fill.
+
+Where ranks have only some rows of a tensor (FSDP2), names say which: "w[0:64]". `merge` the states of all ranks, and
+any other sharding takes its rows from there.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from thinwire.core.parts import recut
 
 if TYPE_CHECKING:
     from thinwire.reducer import Reducer
@@ -69,7 +74,9 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key in ("format", "scheme", "workers", "step", "seed"):
             if state[key] != merged[key]:
                 raise ValueError(f"these states are not of one run: {key} is {merged[key]!r} and {state[key]!r}")
-        merged |= {key: value for key, value in state.items() if _is_part(key)}
+        # Ranks that have parts of a model, as shards of one replica, say of one worker what each remembers.
+        merged |= {key: {**merged.get(key, {}), **value} for key, value in state.items() if _is_part(key)}
+        merged["shared"] = {**merged["shared"], **state["shared"]}
     return merged
 
 
@@ -110,7 +117,7 @@ def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, d
 
 def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
     """What this worker is to remember: its own, or its share of what the workers of another number had."""
-    _, own = _divide(wire)
+    shared, own = _divide(wire)
     workers, worker, old = wire.exchange.workers, wire.exchange.worker, state["workers"]
     if not isinstance(old, int) or old < 1:
         raise ValueError(f"the state's number of workers must be 1 or more, got {old!r}")
@@ -129,6 +136,9 @@ def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
         )
     for key in ("shared", *filter(_is_part, state)):
         _check_tensors(key, state[key])
+    if not wire.divided:
+        parts = {part(i): recut(state[part(i)], own) for i in _taken(wire, old)}
+        state = {**state, "shared": recut(state["shared"], shared), **parts}
     taken = state[part(worker)] if old == workers else _at_other_size(own, state, workers, worker)
     names = dict.fromkeys([*state["shared"], *taken])
     return {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in names}

@@ -106,6 +106,29 @@ def test_inside_may_be_narrower_and_exempt_tensors_are_exact_all_the_same():
     assert ranks[0]["qsgd(bits=8)"][1] < ranks[0]["bf16"][1]
 
 
+def _of_dtype(dtypes):
+    found = {}
+    for dtype in dtypes:
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, shape in SHAPES.items()}
+        exchange = levels(inside="fp64", whole=1000)
+        with Reducer(tensors, "fp64", dist.group.WORLD, exchange=exchange) as each:
+            given = {name: tensor.to(dtype) for name, tensor in inputs(0, dist.get_rank()).items()}
+            found[dtype] = each.reduce(given), each.stats()
+    return found
+
+
+def test_gradients_of_any_dtype_stay_what_they_are():
+    """Added in float32 at least, sent in their own bytes."""
+    ranks = run_world(_of_dtype, WORKERS, [torch.float64, torch.bfloat16])
+    for dtype, most in ((torch.float64, 1e-15), (torch.bfloat16, 1e-2)):
+        given = [{name: tensor.to(dtype).double() for name, tensor in inputs(0, rank).items()} for rank in range(4)]
+        for mean, stats in (rank[dtype] for rank in ranks):
+            assert mean["w"].dtype is dtype
+            right = sum(each["w"] for each in given) / 4
+            assert (mean["w"].double() - right).norm() < most * right.norm()
+            assert stats["bytes_sent_outside"] < 1.1 * stats["bytes_dense"] / 2
+
+
 def _poisoned(specs):
     found = {}
     for spec in specs:
@@ -165,6 +188,37 @@ def _train(spec, whole, steps):
 def test_ddp_trains_over_two_levels(spec, whole):
     ranks = run_world(_train, WORKERS, spec, whole, 6)
     assert_replicas_equal([weights for weights, _ in ranks])
+
+
+class Branched(torch.nn.Module):
+    """A layer that is used in even steps only."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(20, 64), torch.nn.Linear(20, 64)
+
+    def forward(self, x, even):
+        return self.first(x) + self.second(x) if even else self.first(x)
+
+
+def _unused():
+    model = DDP(Branched(), find_unused_parameters=True)
+    owed = []
+    with tw.attach(model, "signsgd", exchange=levels(whole=500)) as wire:
+        for step in range(4):
+            model.zero_grad()
+            x = torch.randn(8, 20, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            model(x, step % 2 == 0).square().mean().backward()
+            kept = {key: tensor.clone() for key, tensor in wire.memory.items()}
+            owed.append({key: tensor for key, tensor in kept.items() if key[0].startswith("second.weight")})
+    return owed
+
+
+def test_nothing_is_paid_for_what_no_rank_used():
+    for owed in run_world(_unused, WORKERS):
+        assert owed[0] and all(torch.equal(owed[1][key], owed[0][key]) for key in owed[0])
+        assert not any(torch.equal(owed[2][key], owed[0][key]) for key in owed[0])
 
 
 def _steered():

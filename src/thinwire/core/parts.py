@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from thinwire.core.layout import Layout, Segment, Selection
+
+_PIECE = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
 
 
 class Piece(NamedTuple):
@@ -81,6 +84,58 @@ def placed(pieces: Iterable[tuple[Piece, int]]) -> Selection:
         begin = runs.pop()[0] if runs and runs[-1][1] == start else start
         runs.append((begin, start + piece.numel))
     return Selection(Layout(segments), tuple(runs))
+
+
+Remembered: TypeAlias = Mapping[str, Mapping[str, Tensor]]  # by piece and key
+
+
+def recut(saved: Remembered, own: Remembered) -> dict[str, Mapping[str, Tensor]]:
+    """What is remembered of pieces, for one who has other pieces of the same tensors: `own`.
+
+    Of equal names as it is. Of others, what has the residual's shape is put together row by row; all else stays as in
+    `own`, and a piece whose rows are not all there is left out. Without pieces, `saved`.
+    """
+    if saved.keys() == own.keys() or not any(_PIECE.fullmatch(name) for name in (*saved, *own)):
+        return dict(saved)
+    held: dict[str, list[tuple[int, Mapping[str, Tensor]]]] = {}
+    for name, entry in saved.items():
+        whole, first = _origin(name)
+        held.setdefault(whole, []).append((first, entry))
+    found = {name: saved[name] if name in saved else _joined(name, entry, held) for name, entry in own.items()}
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
+def _joined(
+    name: str, entry: Mapping[str, Tensor], held: Mapping[str, Sequence[tuple[int, Mapping[str, Tensor]]]]
+) -> Mapping[str, Tensor] | None:
+    if "residual" not in entry:
+        return entry
+    whole, first = _origin(name)
+    shape = entry["residual"].shape
+    joined = {}
+    for key, tensor in entry.items():
+        if tensor.shape != shape:
+            joined[key] = tensor
+            continue
+        out, missing = torch.empty_like(tensor), shape[0]
+        for start, other in held.get(whole, ()):
+            theirs = other.get(key)
+            if theirs is None or theirs.shape[1:] != shape[1:]:
+                return None
+            low, high = max(first, start), min(first + shape[0], start + theirs.shape[0])
+            if low < high:
+                out[low - first : high - first] = theirs[low - start : high - start]
+                missing -= high - low
+        if missing:
+            return None
+        joined[key] = out
+    return joined
+
+
+def _origin(name: str) -> tuple[str, int]:
+    """The tensor that a piece is of, and its first row there."""
+    piece = _PIECE.fullmatch(name)
+    return (piece[1], int(piece[2])) if piece else (name, 0)
 
 
 def _cut(name: str, shape: tuple[int, ...], pieces: int) -> list[Piece]:
