@@ -75,6 +75,8 @@ class Hierarchical:
         self._outer = AllReduce(route=route, transport=self.transport)
         self._inner = AllReduce(transport=self.transport)
         self._local, self._place = dist.get_world_size(inner), dist.get_rank(inner)
+        self.workers = dist.get_world_size(outer) * self._local
+        self.worker = dist.get_rank(outer) * self._local + self._place
         self._pieces: dict[str, list[parts.Piece]] = {}  # of every tensor, everybody's
         self._exact: Collection[str] = ()
         self._turns: deque[object] = deque()  # buckets that will be gathered, oldest first
@@ -88,8 +90,8 @@ class Hierarchical:
 
         Every rank of the job calls it. local: LOCAL_WORLD_SIZE, which torchrun sets, unless given.
         """
-        ranks, said = dist.get_world_size(), local or os.environ.get("LOCAL_WORLD_SIZE", "nothing")
-        local = int(said) if str(said).isdigit() else 0
+        said = os.environ.get("LOCAL_WORLD_SIZE", "nothing") if local is None else local
+        ranks, local = dist.get_world_size(), int(said) if str(said).isdigit() else 0
         if not local or ranks % local:
             raise ValueError(
                 f"LOCAL_WORLD_SIZE, or local=, must divide the {ranks} ranks, got {said}; "
@@ -105,14 +107,6 @@ class Hierarchical:
         return cls(inner=mine[0], outer=mine[1], inside=inside, route=route, whole=whole, transport=transport)
 
     # -- what a pipeline needs -----------------------------------------------------------------------------------------
-
-    @property
-    def workers(self) -> int:
-        return self._outer.workers * self._local
-
-    @property
-    def worker(self) -> int:
-        return self._outer.worker * self._local + self._place
 
     @property
     def place(self) -> int:
@@ -136,6 +130,7 @@ class Hierarchical:
         except ValueError:
             self._everyone.close()
             raise
+        self._turns.clear()
         self._inner.join(self._given[0])
         self._outer.join(self._given[1])
         self.lane = self._everyone.lane
