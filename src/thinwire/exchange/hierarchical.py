@@ -73,7 +73,9 @@ class Hierarchical:
         self._given = (inner, outer)
         self._everyone = AllReduce(transport=self.transport)
         self._outer = AllReduce(route=route, transport=self.transport)
-        self._inner = AllReduce(transport=self.transport)
+        # A group for each way: scatters go out in the order of buckets, and so do gathers, but not one between the same
+        # two others on all workers.
+        self._there, self._back = AllReduce(transport=self.transport), AllReduce(transport=self.transport)
         self._local, self._place = dist.get_world_size(inner), dist.get_rank(inner)
         self.workers = dist.get_world_size(outer) * self._local
         self.worker = dist.get_rank(outer) * self._local + self._place
@@ -131,7 +133,8 @@ class Hierarchical:
             self._everyone.close()
             raise
         self._turns.clear()
-        self._inner.join(self._given[0])
+        self._there.join(self._given[0])
+        self._back.join(self._given[0])
         self._outer.join(self._given[1])
         self.lane = self._everyone.lane
 
@@ -165,9 +168,8 @@ class Hierarchical:
         self._everyone.load_state_dict(state)
 
     def close(self) -> None:
-        self._everyone.close()
-        self._inner.close()
-        self._outer.close()
+        for each in (self._everyone, self._there, self._back, self._outer):
+            each.close()
         self.lane = None
 
     # -- conversations -------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ class Hierarchical:
         return [piece for piece in dealt if piece.owner == self._place]
 
     def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:
-        outer, group, codec = self._outer, self._inner.group, self.inside
+        outer, codec = self._outer, self.inside
         mine = replace(bucket, workers=outer.workers, worker=outer.worker, seat=outer.worker)
         if self._local == 1:
             return (yield from self._between(mine, converse))
@@ -190,15 +192,16 @@ class Hierarchical:
         flat = bucket.scratch.take("own-part", layout.numel, bucket.flat.dtype, bucket.flat.device)
         say = partial(_encode, codec)
         self._turns.append(bucket)
-        inside = scatter.scatter(bucket, divided, codec, group, say, 1.0 / self._local, flat)
-        yield from self._counted(inside, "bytes_sent_inside")
+        there = scatter.scatter(bucket, divided, codec, self._there.group, say, 1.0 / self._local, flat)
+        yield from self._counted(there, "bytes_sent_inside")
         if layout.numel:
             yield from self._between(replace(mine, flat=flat, layout=layout), converse)
         # Schemes ask as often as their own part needs, so workers of one machine come here in different orders.
         while self._turns[0] is not bucket:
             yield []
         self._turns.popleft()
-        yield from self._counted(scatter.gather(flat, bucket, divided, codec, group), "bytes_sent_inside")
+        back = scatter.gather(flat, bucket, divided, codec, self._back.group)
+        yield from self._counted(back, "bytes_sent_inside")
         return bucket.flat
 
     def _parts(self, layout: Layout, all_exact: bool) -> list[Part]:
