@@ -136,10 +136,13 @@ def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
         )
     for key in ("shared", *filter(_is_part, state)):
         _check_tensors(key, state[key])
+    parts = {key: state[key] for key in filter(_is_part, state)}
+    if wire.divided or old == workers:
+        parts = {part(i): parts[part(i)] for i in _taken(wire, old)}
     if not wire.divided:
-        parts = {part(i): recut(state[part(i)], own) for i in _taken(wire, old)}
-        state = {**state, "shared": recut(state["shared"], shared), **parts}
-    taken = state[part(worker)] if old == workers else _at_other_size(own, state, workers, worker)
+        parts = {key: recut(each, own) for key, each in parts.items()}
+        state = {**state, "shared": recut(state["shared"], shared)}
+    taken = parts[part(worker)] if old == workers else _at_other_size(own, parts, old, workers, worker)
     names = dict.fromkeys([*state["shared"], *taken])
     return {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in names}
 
@@ -150,10 +153,11 @@ def _taken(wire: Reducer, old: int) -> range:
     return range(worker, worker + 1) if old == workers else range(worker, old, workers)
 
 
-def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: int) -> State:
-    old, expected = int(state["workers"]), _residuals(own)
-    for key in (part(i) for i in range(worker, old, workers)):
-        found = _residuals(state[key])
+def _at_other_size(own: State, parts: Mapping[str, Any], old: int, workers: int, worker: int) -> State:
+    """This worker's share of what `old` workers owe. All parts are checked, so that all workers refuse alike."""
+    expected = _residuals(own)
+    for key, saved in parts.items():
+        found = _residuals(saved)
         odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))
         if odd:
             raise ValueError(
@@ -164,11 +168,11 @@ def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: i
     for name in expected:
         residual = taken[name]["residual"].zero_()
         for i in range(worker, old, workers):
-            residual.add_(state[part(i)][name]["residual"].to(residual), alpha=workers / old)
+            residual.add_(parts[part(i)][name]["residual"].to(residual), alpha=workers / old)
     return taken
 
 
-def _residuals(state: State) -> dict[str, torch.Size]:
+def _residuals(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, torch.Size]:
     return {name: entry["residual"].shape for name, entry in state.items() if "residual" in entry}
 
 
