@@ -18,11 +18,11 @@ LAYERS = [
     {"control"},
     {"exchange"},
     {"checkpoint", "plug", "reducer", "steering"},
-    {"ddp", "gossip", "local", "server"},
+    {"ddp", "fsdp", "gossip", "local", "server", "units"},
     {"lab"},
     {"cli", "__init__"},
 ]
-NETWORK = {"exchange", "gossip", "plug", "reducer", "ddp", "local", "server", "lab"}
+NETWORK = {"exchange", "gossip", "plug", "reducer", "ddp", "fsdp", "local", "server", "units", "lab"}
 
 
 def modules():

@@ -255,7 +255,7 @@ def test_ranks_that_disagree_are_named():
 
 
 def test_attach_takes_only_ddp_models():
-    with pytest.raises(ValueError, match="DistributedDataParallel model, got Linear"):
+    with pytest.raises(ValueError, match=r"DistributedDataParallel model or one that fully_shard\(\) sharded, got Linear"):
         tw.attach(nn.Linear(2, 2), "fp16")  # type: ignore[arg-type]
 
 

@@ -74,6 +74,22 @@ def test_the_example_trains_and_resumes(example, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (["examples/two_level.py", "--per-machine", "2"], r"[\d,]+ bytes inside machines, [\d,]+ between"),
+        (["examples/fsdp.py"], r"given 1\d% of the bytes"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_the_examples_for_four_ranks_train(script, says):
+    run = torchrun("--nproc-per-node", "4", *script, "--steps", "40")
+    assert run.returncode == 0, run.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run.stdout)]
+    assert losses[-1] < losses[0]
+    assert re.search(says, run.stdout)
+
+
+@pytest.mark.parametrize(
     "arguments", [["list"], ["doctor"], ["--help"], ["list", "--help"]], ids=" ".join
 )  # fmt: skip
 def test_the_command_answers(arguments, tmp_path):

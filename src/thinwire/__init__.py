@@ -8,6 +8,7 @@ from thinwire import checkpoint, control, local
 from thinwire.core import theory
 from thinwire.ddp import Wire, attach
 from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.simulation import Simulation
 from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
 from thinwire.local import LocalSteps
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
-    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "LocalSteps", "Natural", "PowerGossip", "PowerSGD",
-    "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC", "Wire",
-    "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "register", "scheme", "theory",
+    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "LocalSteps", "Natural", "PowerGossip",
+    "PowerSGD", "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC",
+    "Wire", "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "register", "scheme", "theory",
 ]  # fmt: skip
 
 

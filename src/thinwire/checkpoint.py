@@ -16,6 +16,9 @@ i = j, j + m, j + 2m ... together, times m/n: the residuals' part in the next me
 is lost. Shared state is taken as it is; other per-worker state starts anew. That needs the parts of those old workers:
 `merge` puts all together, and `wire.state_dict(workers=n)` makes an empty state, with the parts that this worker will
 take, for a distributed checkpoint to fill.
+
+Where ranks have only some rows of a tensor (FSDP2), names say which: "w[0:64]". `merge` the states of all ranks, and
+any other sharding takes its rows from there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import torch
 from torch import Tensor
 
 from thinwire.core.memory import dense
+from thinwire.core.parts import recut
 
 if TYPE_CHECKING:
     from thinwire.reducer import Reducer
@@ -78,7 +82,9 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key in ("format", "scheme", "workers", "step", "seed"):
             if state[key] != merged[key]:
                 raise ValueError(f"these states are not of one run: {key} is {merged[key]!r} and {state[key]!r}")
-        merged |= {key: value for key, value in state.items() if _is_part(key)}
+        # Ranks that have parts of a model, as shards of one replica, say of one worker what each remembers.
+        merged |= {key: {**merged.get(key, {}), **value} for key, value in state.items() if _is_part(key)}
+        merged["shared"] = {**merged["shared"], **state["shared"]}
     return merged
 
 
@@ -123,7 +129,7 @@ def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, d
 
 def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
     """What this worker is to remember: its own, or its share of what the workers of another number had."""
-    _, own = _divide(wire)
+    shared, own = _divide(wire)
     workers, worker, old = wire.exchange.workers, wire.exchange.worker, state["workers"]
     if not isinstance(old, int) or old < 1:
         raise ValueError(f"the state's number of workers must be 1 or more, got {old!r}")
@@ -142,7 +148,13 @@ def _memory(wire: Reducer, state: Mapping[str, Any]) -> State:
         )
     for key in ("shared", *filter(_is_part, state)):
         _check_tensors(key, state[key])
-    taken = state[part(worker)] if old == workers else _at_other_size(own, state, workers, worker)
+    parts = {key: state[key] for key in filter(_is_part, state)}
+    if wire.divided or old == workers:
+        parts = {part(i): parts[part(i)] for i in _taken(wire, old)}
+    if not wire.divided:
+        parts = {key: recut(each, own) for key, each in parts.items()}
+        state = {**state, "shared": recut(state["shared"], shared)}
+    taken = parts[part(worker)] if old == workers else _at_other_size(own, parts, old, workers, worker)
     names = dict.fromkeys([*state["shared"], *taken])
     return {name: {**state["shared"].get(name, {}), **taken.get(name, {})} for name in names}
 
@@ -153,10 +165,11 @@ def _taken(wire: Reducer, old: int) -> range:
     return range(worker, worker + 1) if old == workers else range(worker, old, workers)
 
 
-def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: int) -> State:
-    old, expected = int(state["workers"]), _residuals(own)
-    for key in filter(_is_part, state):
-        found = _residuals(state[key])
+def _at_other_size(own: State, parts: Mapping[str, Any], old: int, workers: int, worker: int) -> State:
+    """This worker's share of what `old` workers owe. All parts are checked, so that all workers refuse alike."""
+    expected = _residuals(own)
+    for key, saved in parts.items():
+        found = _residuals(saved)
         odd = sorted((name for name in expected | found if expected.get(name) != found.get(name)), key=str)
         if odd:
             raise ValueError(
@@ -167,11 +180,11 @@ def _at_other_size(own: State, state: Mapping[str, Any], workers: int, worker: i
     for name in expected:
         residual = taken[name]["residual"].zero_()
         for i in range(worker, old, workers):
-            residual.add_(state[part(i)][name]["residual"].to(residual), alpha=workers / old)
+            residual.add_(parts[part(i)][name]["residual"].to(residual), alpha=workers / old)
     return taken
 
 
-def _residuals(state: State) -> dict[str, torch.Size]:
+def _residuals(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, torch.Size]:
     return {name: entry["residual"].shape for name, entry in state.items() if "residual" in entry}
 
 
@@ -199,7 +212,8 @@ def _divide(wire: Reducer) -> tuple[State, State]:
     shared: State = {}
     own: State = {}
     for (name, key), tensor in wire.memory.items():
-        (shared if key in wire.scheme.shared_state else own).setdefault(name, {})[key] = tensor
+        # Where workers have different parts of the model, nothing is equal on all.
+        (shared if key in wire.scheme.shared_state and not wire.divided else own).setdefault(name, {})[key] = tensor
     return shared, own
 
 

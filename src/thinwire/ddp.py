@@ -1,4 +1,4 @@
-"""attach(): the front door for DistributedDataParallel."""
+"""attach(): the front door for DistributedDataParallel, and for what `fsdp` does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import kernels
+from thinwire import fsdp, kernels
 from thinwire.control import Controller
 from thinwire.core.layout import Layout
 from thinwire.core.partition import Exempt
@@ -19,15 +20,16 @@ from thinwire.core.scheme import Scheme
 from thinwire.exchange.collectives import amounts, nbytes_of
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.server.client import ParameterServer
-from thinwire.plug import Plug, first_of, group_of, plain_mean
+from thinwire.plug import Plug, exchanged, first_of, group_of, plain_mean, real
 from thinwire.reducer import Reducer
 from thinwire.server import warn_of_collectives
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: DistributedDataParallel | FSDPModule,
     scheme: str | Scheme,
     *,
+    replicas: dist.ProcessGroup | None = None,
     exchange: Exchange | None = None,
     controller: str | Controller | None = None,
     feedback: str | bool = "auto",
@@ -37,7 +39,7 @@ def attach(
     warmup_steps: int = 0,
     warmup_level: float | None = None,
     seed: int = 0,
-) -> Wire:
+) -> Wire | fsdp.Replicas | fsdp.Shards:
     """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
 
     >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 10))
@@ -48,7 +50,10 @@ def attach(
     '13% of the bytes'
     >>> wire.close()
 
+    model: a DistributedDataParallel model, or the root of one that `fully_shard` sharded (FSDP2).
     scheme: spec text such as "qsgd(bits=4)", or a Scheme.
+    replicas: of a sharded model, the group of the ranks that have the same shard; without it, the scheme, a codec, is
+        for what the shards themselves reduce.
     exchange: how workers talk; AllReduce over the model's process group unless given.
     controller: who turns the scheme's knob while training, such as "mqgrad"; it is told by `wire.observe(loss)`.
     feedback: "auto" (on for biased schemes), True or False.
@@ -59,13 +64,23 @@ def attach(
     warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
+    if isinstance(model, FSDPModule):
+        return fsdp.attach(
+            model, scheme, replicas=replicas, exchange=exchange, controller=controller, feedback=feedback,
+            decay=decay, residual=residual, exempt=exempt, warmup_steps=warmup_steps, warmup_level=warmup_level,
+            seed=seed,
+        )  # fmt: skip
     if not isinstance(model, DistributedDataParallel):
-        raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(model).__name__}")
+        raise ValueError(
+            f"attach() takes a DistributedDataParallel model or one that fully_shard() sharded, got {_kind(model)}"
+        )
+    if replicas is not None:
+        raise ValueError("replicas= is for sharded models; DistributedDataParallel knows its own group")
     plug = Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
     wire = Wire(
-        {name: _real(p) for name, p in _exchanged(model).items()}, scheme, group_of(model), exchange=exchange,
+        {name: real(p) for name, p in exchanged(model).items()}, scheme, group_of(model), exchange=exchange,
         controller=controller, feedback=feedback, decay=decay, residual=residual, exempt=exempt,
         warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
     )  # fmt: skip
@@ -83,7 +98,7 @@ class Wire(Reducer):
 
     def connect(self, plug: Plug, model: DistributedDataParallel) -> None:
         """From now on the plug's buckets, made of this model's parameters, come here."""
-        self._parameters = _exchanged(model)
+        self._parameters = exchanged(model)
         self._names = {id(p): name for name, p in self._parameters.items()}
         self._buckets: dict[tuple[int, ...], Layout] = {}
         self._passed: list[dist.Work] = []  # sparse buckets of the step under way
@@ -154,7 +169,7 @@ class Wire(Reducer):
 
     def _give_back(self, before: Mapping[str, object]) -> None:
         """After DDP has finished: where it threw a mean away, since no rank used the parameter, nothing was paid."""
-        self.memory.restore(
+        self.restore(
             name
             for name, p in self._parameters.items()
             # What is a view of the bucket has the mean already.
@@ -165,33 +180,8 @@ class Wire(Reducer):
         parameters = grads.parameters()
         identity = tuple(map(id, parameters))
         if identity not in self._buckets:
-            self._buckets[identity] = Layout.of([(self._names[id(p)], tuple(_real(p).shape)) for p in parameters])
+            self._buckets[identity] = Layout.of([(self._names[id(p)], tuple(real(p).shape)) for p in parameters])
         return self._buckets[identity]
-
-
-def _exchanged(model: DistributedDataParallel) -> dict[str, Tensor]:
-    """The parameters whose gradients come in dense buckets; those of sparse embeddings travel as in plain DDP."""
-    sparse = {
-        id(module.weight)
-        for module in model.module.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    }
-    return {
-        name: p
-        for name, p in model.module.named_parameters()
-        # DDP calls the root's own parameters ".name".
-        if p.requires_grad
-        and id(p) not in sparse
-        and (name if "." in name else f".{name}") not in model.parameters_to_ignore
-    }
-
-
-def _real(parameter: Tensor) -> Tensor:
-    """Shape, dtype and device of what DDP puts into buckets: of a complex number, two reals one after the other."""
-    if not parameter.is_complex():
-        return parameter
-    shape = (*parameter.shape[:-1], 2 * parameter.shape[-1]) if parameter.dim() else (2,)
-    return torch.empty((), dtype=parameter.dtype.to_real(), device=parameter.device).expand(shape)
 
 
 def _version(grad: Tensor | None) -> object:
@@ -201,3 +191,8 @@ def _version(grad: Tensor | None) -> object:
 
 def _fulfil(future: torch.futures.Future[Tensor], buffer: Tensor, error: BaseException | None) -> None:
     future.set_result(buffer)
+
+
+def _kind(model: object) -> str:
+    kind = type(model)
+    return f"{kind.__name__} (FSDP1: use fully_shard)" if kind.__name__ == "FullyShardedDataParallel" else kind.__name__

@@ -1,4 +1,4 @@
-"""Plug: DDP takes one hook for life; a wire can be put into it and taken out."""
+"""DDP from the inside: its one hook for life, which a wire is put into and taken out of, and what its buckets hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -85,3 +85,28 @@ def group_of(model: DistributedDataParallel) -> dist.ProcessGroup:
     group = model.process_group
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def exchanged(model: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters whose gradients come in dense buckets; those of sparse embeddings travel as in plain DDP."""
+    sparse = {
+        id(module.weight)
+        for module in model.module.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+    return {
+        name: p
+        for name, p in model.module.named_parameters()
+        # DDP calls the root's own parameters ".name".
+        if p.requires_grad
+        and id(p) not in sparse
+        and (name if "." in name else f".{name}") not in model.parameters_to_ignore
+    }
+
+
+def real(parameter: Tensor) -> Tensor:
+    """Shape, dtype and device of what DDP puts into buckets: of a complex number, two reals one after the other."""
+    if not parameter.is_complex():
+        return parameter
+    shape = (*parameter.shape[:-1], 2 * parameter.shape[-1]) if parameter.dim() else (2,)
+    return torch.empty((), dtype=parameter.dtype.to_real(), device=parameter.device).expand(shape)

@@ -9,7 +9,7 @@ It does not know who brings it work: front doors (`ddp`) feed it, and what must 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
@@ -32,7 +32,7 @@ from thinwire.core.warmup import warm_up
 from thinwire.exchange import objects
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import nbytes_of
-from thinwire.exchange.exchange import Exchange, drive
+from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import Done, Job, Rounds
 from thinwire.schemes import parse
 from thinwire.steering import Measured, Steering
@@ -81,12 +81,19 @@ class Reducer:
         self.memory_scale: float | None = None  # of the loss, in what is remembered; None: unknown, or no matter
         self.prepared_for: int | None = None  # how many workers' state was to be filled and loaded
         exact = frozenset(name for name, tensor in tensors.items() if exempted(exempt, self.scheme, name, tensor))
-        for name, tensor in tensors.items():
-            if name not in exact:
-                self.memory.add(name, self.scheme.init(name, like(tensor, self.scheme), seed))
+        self._exact = exact
+        self._own: dict[str, list[str]] = {}  # by tensor: the names of what this worker has of it
+        own = self.exchange.deal(tensors, exact)
+        for piece in own:
+            self._own.setdefault(piece.whole, []).append(piece.name)
+            if piece.whole not in exact:
+                kind = like(piece.like(tensors[piece.whole]), self.scheme)
+                self.memory.add(piece.name, self.scheme.init(piece.name, kind, seed))
         if tensors and len(exact) == len(tensors) and not self.scheme.exact:
             warnings.warn(f"all tensors are exempt, so {self.scheme.name} has nothing to compress", stacklevel=3)
-        self._whole = Partition(Measured(self.scheme, self.steering) if self.steering else self.scheme, exact)
+        self.divided = [piece.name for piece in own] != list(tensors)  # workers have different parts of the model
+        measured = Measured(self.scheme, self.steering) if self.steering else self.scheme
+        self._whole = Partition(measured, frozenset(piece.name for piece in own if piece.whole in exact))
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Layout] = {}
         self._jobs: list[Job] = []
         self._failed: BaseException | None = None  # what the step under way met first
@@ -130,12 +137,12 @@ class Reducer:
             "route": self.exchange.route,
             "controller": self.steering.controller.spec if self.steering else "none",
             "state of the controller": objects.digest(learnt),
-            "set of exempt tensors": objects.digest(sorted(self._whole.exempt)),
+            "set of exempt tensors": objects.digest(sorted(self._exact)),
         }
 
     def _merely_summed(self, name: str, tensor: Tensor) -> bool:
         dtype = self.scheme.summed_as(tensor.dtype, self.exchange.workers)
-        return dtype is tensor.dtype or (dtype is not None and name not in self._whole.exempt)
+        return dtype is tensor.dtype or (dtype is not None and name not in self._exact)
 
     @property
     def needs_layout(self) -> bool:
@@ -180,17 +187,21 @@ class Reducer:
     def _rounds(self, buffer: Tensor, layout: Layout, step: int, scale: float | None, scratch: Scratch) -> Rounds:
         exchange = self.exchange
         self._follow(scale)
-        if self.may_undo:
-            self.memory.stash(layout.names)
         who = (exchange.workers, exchange.worker)
         bucket = Bucket(buffer, layout, *who, step, self.seed, None, scratch, seat=exchange.place)
-        mean = yield from drive(self._conversation(bucket), exchange, scratch)
+        mean = yield from exchange.hold(bucket, self._converse)
         if scale is not None and not kernels.all_finite(buffer):
             self._finite = False
         return mean
 
-    def _conversation(self, bucket: Bucket) -> Conversation:
-        return self._whole.converse(bucket, self.memory, self.level)
+    def _converse(self, part: Bucket) -> Conversation:
+        if self.may_undo:
+            self.memory.stash(part.layout.names)
+        return self._whole.converse(part, self.memory, self.level)
+
+    def restore(self, names: Iterable[str]) -> None:
+        """What is remembered of these tensors, as before the step under way."""
+        self.memory.restore(own for name in names for own in self._own.get(name, ()))
 
     def _current_scale(self) -> float | None:
         return self._scale.get_scale() if isinstance(self._scale, Scaler) else self._scale
@@ -205,11 +216,8 @@ class Reducer:
         if self.steering is not None:
             self.steering.scale = scale
 
-    def end_step(self, *, silent: bool = False) -> None:
-        """Wait for all buckets of the step; raise what went wrong.
-
-        silent: this worker had no data of its own any more, so that it observed no loss.
-        """
+    def settle(self) -> None:
+        """Wait for all buckets that were submitted; raise what went wrong."""
         if self._jobs:
             with self.exchange.transport.ledger.timed("exposed_seconds"):
                 for job in self._jobs:
@@ -218,6 +226,13 @@ class Reducer:
         failed = self._failed
         if failed is not None:
             raise RuntimeError(f"the {self.subject} {self.step} could not be exchanged: {failed}") from failed
+
+    def end_step(self, *, silent: bool = False) -> None:
+        """Wait for all buckets of the step; raise what went wrong.
+
+        silent: this worker had no data of its own any more, so that it observed no loss.
+        """
+        self.settle()
         if not self._finite:
             self.memory.restore()  # nobody will apply this step
         self.step += 1

@@ -349,6 +349,32 @@ def test_a_site_may_be_data_parallel_inside(sharded):
     assert not torch.equal(weights[0][0], mlp()[0].weight)
 
 
+def _two_levels(spec):
+    """Two machines of two workers, one of which is not finite in one round."""
+    net = mlp()
+    optimizer = sgd(net)
+    with tw.LocalSteps(net, optimizer, every=2, scheme=spec, exchange=tw.Hierarchical.of_nodes(2)) as local:
+        steps(net, optimizer, 0, 2)
+        synced = digest(net)
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                net[2].weight[0, 0] = float("inf")
+            with pytest.warns(UserWarning, match="not finite"):
+                steps(net, optimizer, 2, 2)
+        else:
+            steps(net, optimizer, 2, 2)
+        assert_equal(synced, digest(net))
+        assert local.stats()["void_rounds"] == 1
+        steps(net, optimizer, 4, 2)
+    assert not torch.equal(synced[0], net[0].weight)
+    return digest(net)
+
+
+@pytest.mark.parametrize("spec", ["fp32", "qsgd(bits=4)", "topk(density=0.1)"])
+def test_over_two_levels_replicas_are_equal_and_a_void_round_is_everybodys(spec):
+    assert_replicas_equal(run_world(_two_levels, 4, spec))
+
+
 def _memory():
     net = mlp()
     with tw.LocalSteps(net, sgd(net), scheme="topk(density=0.1)", residual="bf16", parts=2, exempt=()) as local:

@@ -39,10 +39,10 @@ def exempted(exempt: Exempt, scheme: Scheme, name: str, tensor: Tensor) -> bool:
 
 def like(tensor: Tensor, scheme: Scheme) -> Tensor:
     """Shape, device and working dtype of a tensor, in no memory: what `Scheme.init` is given."""
-    return torch.empty((), dtype=_working(scheme, tensor.dtype), device=tensor.device).expand(tensor.shape)
+    return torch.empty((), dtype=working(scheme, tensor.dtype), device=tensor.device).expand(tensor.shape)
 
 
-def _working(scheme: Scheme, dtype: torch.dtype) -> torch.dtype:
+def working(scheme: Scheme, dtype: torch.dtype) -> torch.dtype:
     """Float32, which kernels are fast in, unless the scheme is there to keep what float64 has more."""
     return torch.promote_types(dtype, torch.float32) if scheme.wide else torch.float32
 
@@ -90,7 +90,7 @@ class Partition(Wrapper):
     def _part(self, bucket: Bucket, compressed: Selection) -> tuple[Bucket, bool]:
         """The compressed tensors as a bucket of their own, and whether that is the bucket's own memory."""
         flat = bucket.flat
-        dtype = flat.dtype if self.scheme.any_float else _working(self.scheme, flat.dtype)
+        dtype = flat.dtype if self.scheme.any_float else working(self.scheme, flat.dtype)
         view = compressed.view(flat) if dtype is flat.dtype else None
         if view is not None:
             return bucket if view is flat else replace(bucket, flat=view, layout=compressed.layout), True

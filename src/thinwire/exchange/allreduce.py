@@ -11,7 +11,7 @@ A gather sends (workers - 1) payloads per worker, a two-shot about 2, whatever t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,13 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.core import parts
 from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.request import Max, Mean, Sum
-from thinwire.core.scheme import Scheme
+from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.direct import Direct
+from thinwire.exchange.exchange import drive
 from thinwire.exchange.lane import Lane, Rounds, Threaded
 from thinwire.exchange.objects import device_of
 from thinwire.exchange.transport import Transport
@@ -46,29 +48,35 @@ class AllReduce:
         self.transport = transport or Transport()
         self.lane: Lane | None = None
         self._direct: Direct | None = None
+        self._let_go: Callable[[], object] | None = None
 
     def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
         """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         arithmetic.check_route(self.route, scheme)
+        self.join(group)
+        self._beside = group
+        self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
+
+    def join(self, group: dist.ProcessGroup) -> None:
+        """Make a group of our own of the same workers, so that nobody else's collectives come between ours."""
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
         ranks = dist.get_process_group_ranks(group)
         everyone = len(ranks) == dist.get_world_size()
         own = dist.new_group(
             ranks,
-            timeout=_timeout(group),
+            timeout=timeout_of(group),
             backend=dist.get_backend(group),
             use_local_synchronization=not everyone,
         )
         assert isinstance(own, dist.ProcessGroup)
-        self.group, self._beside = own, group
-        self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
+        self.group = own
         # A group of some of the ranks is named after the groups alive: destroyed, its name would come again and meet
         # what it left in the store. It stays until the user destroys all groups.
-        self._let_go = weakref.finalize(self, _destroy, own) if everyone else None
-        if self._let_go is not None:
+        if everyone:
+            self._let_go = weakref.finalize(self, _destroy, own)
             self._let_go.atexit = False
 
     @property
@@ -94,10 +102,9 @@ class AllReduce:
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
-        if self.lane is None:
-            return
-        self.lane.close()
-        self.lane = None
+        if self.lane is not None:
+            self.lane.close()
+            self.lane = None
         if self._direct is not None:
             self._direct.close()
             self._direct = None
@@ -110,6 +117,12 @@ class AllReduce:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
             raise ValueError(f"the state holds {', '.join(state)}, which only a parameter server can take")
+
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[parts.Piece]:
+        return parts.undivided(tensors)
+
+    def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:
+        return drive(converse(bucket), self, bucket.scratch)
 
     def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
@@ -188,5 +201,5 @@ def _destroy(group: dist.ProcessGroup) -> None:
         dist.destroy_process_group(group)
 
 
-def _timeout(group: dist.ProcessGroup):
+def timeout_of(group: dist.ProcessGroup):
     return group._get_backend(torch.device(device_of(group))).options._timeout

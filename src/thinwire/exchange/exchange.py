@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch import Tensor
 
-from thinwire.core.bucket import Scratch
+from thinwire.core.bucket import Bucket, Scratch
+from thinwire.core.parts import Piece
 from thinwire.core.request import Max, Mean, Request, Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.collectives import Collective
@@ -51,6 +53,16 @@ class Exchange(Protocol):
         """Raise on every worker, naming the field and the ranks, unless all were given the same.
 
         A worker that refused its arguments takes part with None, so that the others hear of it instead of waiting.
+        """
+        ...
+
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[Piece]:
+        """What of these tensors, of which some are `exact`, this worker will hold conversations about."""
+        ...
+
+    def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:
+        """Turn a bucket into the group's mean, in place, by the conversation that `converse` makes about this worker's
+        own part of it: all of it, where workers divide nothing among them.
         """
         ...
 

@@ -116,6 +116,9 @@ class LocalSteps(Reducer):
             residual=residual, exempt=lambda name, t: name in averaged or exempted(exempt, plain, name, t),
             warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
         )  # fmt: skip
+        if weighted and self.divided:
+            super().close()
+            raise ValueError("weighted=True is not for an exchange that takes means inside a machine first")
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(shard(tensor), dist.get_global_rank(group, 0), group=group)
         self.anchor.take_local()
@@ -123,7 +126,6 @@ class LocalSteps(Reducer):
         self._dense = sum(shard(p).nbytes for p in trained.values())
         self._optimizer = optimizer
         self._told = (0, False)  # by this worker for the round under way: its attempts, and whether it is not finite
-        self._void = False  # the round under way
         self._void_rounds = 0
         self._flight: _Flight | None = None
         self._let_go = on_attempts(optimizer, scaler, self._attempted)
@@ -161,14 +163,13 @@ class LocalSteps(Reducer):
         change = self.anchor.change(part)
         made = self.schedule.leave(part.number)
         self._told = (made if self.weighted else self.schedule.attempts, not kernels.all_finite(change))
-        self._void = False
         self.begin_step()
         for start, layout in part.buckets:
             last = start + layout.numel == part.layout.numel
             self.submit(change[start : start + layout.numel], layout, last=last, done=lambda error: None)
         self._flight = _Flight(part, change, self.schedule.delay)
 
-    def _conversation(self, bucket: Bucket) -> Conversation:
+    def _converse(self, part: Bucket) -> Conversation:
         """First everybody hears of everybody; where all is well, the change is a bucket like any other."""
         crew, worker = self._crew, self.exchange.worker
         words = torch.zeros(2, crew, dtype=torch.float64, device=self.exchange.device)
@@ -181,11 +182,10 @@ class LocalSteps(Reducer):
                 "skips count too; where they are to differ, weighted=True"
             )
         if any(ill):
-            self._void = True
-            return bucket.flat
+            return part.flat.fill_(torch.nan)  # so that all see it, those too who were asked about other parts
         if self.weighted:
-            bucket.flat.mul_(made[worker] * len(made) / max(1, sum(made.values())))
-        return (yield from super()._conversation(bucket))
+            part.flat.mul_(made[worker] * len(made) / max(1, sum(made.values())))
+        return (yield from super()._converse(part))
 
     def _arrive(self, flight: _Flight) -> None:
         if not flight.arrived:
@@ -198,7 +198,7 @@ class LocalSteps(Reducer):
         if flight is None:
             return
         self._arrive(flight)
-        if self._void or not kernels.all_finite(flight.change):
+        if not kernels.all_finite(flight.change):
             self._begin_anew(flight.part)
             return
         alone = self.exchange.workers == 1 and self.scheme.exact and not self.schedule.delay
@@ -243,7 +243,6 @@ class LocalSteps(Reducer):
                 "under_way": -1 if flight is None else flight.part.number,
                 "left": 0 if flight is None else flight.left,
                 "mean": self.anchor.room if self.schedule.delay else self.anchor.room[:0],
-                "void": self._void,
                 "void_rounds": self._void_rounds,
                 "told": list(self._told),
             },
@@ -264,7 +263,7 @@ class LocalSteps(Reducer):
     def _load(self, local: dict[str, Any], *, resumes: bool) -> None:
         self.anchor.load_state_dict(local)
         self.schedule.load_state_dict(local)
-        self._void, self._void_rounds, self._told = local["void"], local["void_rounds"], tuple(local["told"])
+        self._void_rounds, self._told = local["void_rounds"], tuple(local["told"])
         self._flight = None
         if local["under_way"] >= 0:
             part = self.anchor.parts[local["under_way"]]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import util
@@ -25,12 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire import schemes
+from thinwire.core import parts
 from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.layout import Layout
 from thinwire.core.request import Max, Mean, Sum
-from thinwire.core.scheme import Codec, Scheme, innermost
+from thinwire.core.scheme import Codec, Conversation, Scheme, innermost
 from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.collectives import Collective, Started
+from thinwire.exchange.exchange import drive
 from thinwire.exchange.lane import Lane, Rounds, Threaded
 from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
 from thinwire.exchange.server.channel import Channel, Received, Sent
@@ -112,6 +114,12 @@ class ParameterServer:
         self._leave(finished=finished)
 
     # -- conversations -------------------------------------------------------------------------------------------------
+
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[parts.Piece]:
+        return parts.undivided(tensors)
+
+    def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:
+        return drive(converse(bucket), self, bucket.scratch)
 
     def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
