@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import fsdp, kernels
+from thinwire import kernels
 from thinwire.control import Controller
 from thinwire.core.layout import Layout
 from thinwire.core.partition import Exempt
@@ -24,6 +24,11 @@ from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.reducer import Reducer
 from thinwire.server import warn_of_collectives
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from thinwire import fsdp
 
 
 def attach(
@@ -61,8 +66,8 @@ def attach(
     warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
-    if isinstance(model, FSDPModule):
-        return fsdp.attach(
+    if _sharded(model):
+        return _fsdp().attach(
             model, scheme, replicas=replicas, exchange=exchange, controller=controller, feedback=feedback,
             exempt=exempt, warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
         )  # fmt: skip
@@ -267,6 +272,20 @@ def _plain(buffer: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
 
 def _first_of(work: dist.Work) -> torch.futures.Future[Tensor]:
     return work.get_future().then(lambda future: future.value()[0])
+
+
+def _sharded(model: object) -> TypeGuard[FSDPModule]:
+    """Whoever has such a model has imported what makes it; nobody else pays for that."""
+    there = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(model, getattr(there, "FSDPModule", ()))
+
+
+def _fsdp():
+    try:
+        from thinwire import fsdp
+    except ImportError as error:
+        raise ValueError(f"FSDP2 is taken as it is in PyTorch 2.13, this is {torch.__version__}: {error}") from error
+    return fsdp
 
 
 def _kind(model: object) -> str:
