@@ -18,11 +18,11 @@ LAYERS = [
     {"control"},
     {"exchange"},
     {"checkpoint", "plug", "reducer", "steering"},
-    {"ddp", "fsdp", "gossip", "local", "server", "units"},
+    {"ddp", "front", "fsdp", "gossip", "local", "server", "units"},
     {"lab"},
     {"cli", "__init__"},
 ]
-NETWORK = {"exchange", "gossip", "plug", "reducer", "ddp", "fsdp", "local", "server", "units", "lab"}
+NETWORK = {"exchange", "gossip", "plug", "reducer", "ddp", "front", "fsdp", "local", "server", "units", "lab"}
 
 
 def modules():

@@ -254,8 +254,8 @@ def test_ranks_that_disagree_are_named():
     assert run_world(_disagree, 2) == [True, True]
 
 
-def test_attach_takes_only_ddp_models():
-    with pytest.raises(ValueError, match=r"DistributedDataParallel model or one that fully_shard\(\) sharded, got Linear"):
+def test_attach_takes_only_models_of_ddp_and_fsdp2():
+    with pytest.raises(ValueError, match=r"model or one that fully_shard.* sharded, got Linear"):
         tw.attach(nn.Linear(2, 2), "fp16")  # type: ignore[arg-type]
 
 

@@ -1,6 +1,8 @@
 """FSDP2: the scheme between replicas (2 shards x 2 replicas), and a codec between shards."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -312,6 +314,12 @@ def _refused():
         with pytest.raises(ValueError, match="loss scale is not supported under FSDP2"):
             wire.scale(2.0)
     return told
+
+
+def test_nobody_else_pays_for_importing_it():
+    code = "import sys, thinwire; print(*{'torch.distributed.fsdp', 'thinwire.units'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.strip() == ""
 
 
 def test_what_cannot_be_done_is_refused_with_what_can():

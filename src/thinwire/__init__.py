@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire import checkpoint, control, local
 from thinwire.core import theory
-from thinwire.ddp import Wire, attach
+from thinwire.ddp import Wire
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.simulation import Simulation
+from thinwire.front import attach
 from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
 from thinwire.local import LocalSteps
 from thinwire.schemes import parse as scheme

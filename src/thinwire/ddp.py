@@ -1,4 +1,4 @@
-"""attach(): the front door for DistributedDataParallel, and for what `fsdp` does."""
+"""The front door for DistributedDataParallel: buckets in by its hook, futures back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import fsdp, kernels
+from thinwire import kernels
 from thinwire.control import Controller
 from thinwire.core.layout import Layout
 from thinwire.core.partition import Exempt
@@ -26,56 +25,20 @@ from thinwire.server import warn_of_collectives
 
 
 def attach(
-    model: DistributedDataParallel | FSDPModule,
+    model: DistributedDataParallel,
     scheme: str | Scheme,
     *,
-    replicas: dist.ProcessGroup | None = None,
-    exchange: Exchange | None = None,
-    controller: str | Controller | None = None,
-    feedback: str | bool = "auto",
-    decay: float = 1.0,
-    residual: str = "fp32",
-    exempt: Exempt = "auto",
-    warmup_steps: int = 0,
-    warmup_level: float | None = None,
-    seed: int = 0,
-) -> Wire | fsdp.Replicas | fsdp.Shards:
-    """Send `model`'s gradients through `scheme` from now on. Call it on every rank, with the same arguments.
-
-    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 10))
-    >>> wire = tw.attach(model, "qsgd(bits=4)")
-    >>> model(torch.randn(8, 1024)).sum().backward()  # every gradient is now the group's mean
-    >>> stats = wire.stats()
-    >>> f"{stats['bytes_given'] / stats['bytes_dense']:.0%} of the bytes"
-    '13% of the bytes'
-    >>> wire.close()
-
-    model: a DistributedDataParallel model, or the root of one that `fully_shard` sharded (FSDP2).
-    scheme: spec text such as "qsgd(bits=4)", or a Scheme.
-    replicas: of a sharded model, the group of the ranks that have the same shard; without it, the scheme, a codec, is
-        for what the shards themselves reduce.
-    exchange: how workers talk; AllReduce over the model's process group unless given.
-    controller: who turns the scheme's knob while training, such as "mqgrad"; it is told by `wire.observe(loss)`.
-    feedback: "auto" (on for biased schemes), True or False.
-    decay: of what is owed, from step to step; 1 forgets nothing.
-    residual: what is owed is kept as "fp32", or as "bf16" in half the memory.
-    exempt: which parameters travel exact: "auto" (1-d ones and those under 1,024 elements), a sequence of glob patterns
-        of parameter names (empty: none), or a function of (name, parameter).
-    warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
-    seed: of all random rounding; the same on every rank.
-    """
-    if isinstance(model, FSDPModule):
-        return fsdp.attach(
-            model, scheme, replicas=replicas, exchange=exchange, controller=controller, feedback=feedback,
-            decay=decay, residual=residual, exempt=exempt, warmup_steps=warmup_steps, warmup_level=warmup_level,
-            seed=seed,
-        )  # fmt: skip
-    if not isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            f"attach() takes a DistributedDataParallel model or one that fully_shard() sharded, got {_kind(model)}"
-        )
-    if replicas is not None:
-        raise ValueError("replicas= is for sharded models; DistributedDataParallel knows its own group")
+    exchange: Exchange | None,
+    controller: str | Controller | None,
+    feedback: str | bool,
+    decay: float,
+    residual: str,
+    exempt: Exempt,
+    warmup_steps: int,
+    warmup_level: float | None,
+    seed: int,
+) -> Wire:
+    """As `thinwire.attach`, which calls this."""
     plug = Plug.of(model)
     if plug.wire is not None:
         raise ValueError("this model is attached already; close() the other wire first")
@@ -191,8 +154,3 @@ def _version(grad: Tensor | None) -> object:
 
 def _fulfil(future: torch.futures.Future[Tensor], buffer: Tensor, error: BaseException | None) -> None:
     future.set_result(buffer)
-
-
-def _kind(model: object) -> str:
-    kind = type(model)
-    return f"{kind.__name__} (FSDP1: use fully_shard)" if kind.__name__ == "FullyShardedDataParallel" else kind.__name__

@@ -21,12 +21,12 @@ from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Scheme
-from thinwire.ddp import attach
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
 from thinwire.exchange.transport import Transport
+from thinwire.front import attach
 from thinwire.lab.cost.model import BucketTrace, Message, Step, Turn, kind_of
 
 WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.ddp import attach
 from thinwire.exchange.server.client import ParameterServer
+from thinwire.front import attach
 from thinwire.lab.network import links
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.repro import _mqgrad_task as task

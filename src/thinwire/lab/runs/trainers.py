@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import gossip, schemes
-from thinwire.ddp import attach
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.transport import Transport
+from thinwire.front import attach
 from thinwire.lab.network import links
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.runs.launch import PATIENCE_SECONDS
