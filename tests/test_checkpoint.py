@@ -165,7 +165,7 @@ def _refusals(states):
         (before | {own: before[own] | {"2.weight": {"residual": torch.zeros(3)}}}, "shape"),
         (before | {own: {"2.weight": 3}}, "must hold dense tensors"),
         (before | {"steering": {"controller": "mqgrad"}}, "a controller, 'mqgrad', and this wire has none"),
-        (before | {"step": "x"}, "must be numbers"),
+        (before | {"step": "x"}, "'step' cannot be str"),
         (before | {"ledger": {"bytes_sent": "x"}}, "must be numbers"),
         (before | {"exchange": {"server0000": {}}}, "only a parameter server"),
         ({key: before[key] for key in ("format", "scheme", "seed")}, "lacks workers, step, shared, ledger"),
