@@ -193,8 +193,12 @@ def _broken_learning():
     with tw.attach(DDP(mlp()), "qsgd", controller="mqgrad") as wire:
         saved = wire.state_dict()
         learnt = saved["steering"]["learnt"]
-        for broken in (3.0, saved["steering"] | {"learnt": {}}, saved["steering"] | {"learnt": learnt | {"last": 1.0}}):
-            with pytest.raises(ValueError, match=r"cannot be (read|float|list|str|int)|is a dict"):
+        for broken, message in (
+            (3.0, "'steering' cannot be float"),
+            (saved["steering"] | {"learnt": {}}, "cannot be read"),
+            (saved["steering"] | {"learnt": learnt | {"last": 1.0}}, "cannot be read"),
+        ):
+            with pytest.raises(ValueError, match=message):
                 wire.load_state_dict(saved | {"steering": broken})
     return True
 

@@ -138,6 +138,10 @@ def _strange():
     before = copy.deepcopy(local.state_dict())
     for change, message in [
         (lambda state: state.pop("local"), "no part 'local'"),
+        (lambda state: state.update(local=[]), "'local' cannot be list"),
+        (lambda state: state["local"].pop("attempts"), "has no int 'attempts'"),
+        (lambda state: state["local"].update(made=[1, 2]), "is of 2 parts, here are 1"),
+        (lambda state: state["local"]["anchor"].update({"0.weight": 3}), "lacks dense tensors"),
         (lambda state: state["local"].pop("anchor"), "lacks anchor"),
         (lambda state: state["local"]["anchor"].pop("0.weight"), r"\['0\.weight'\] \(1 in all\)"),
         (lambda state: state["local"]["outer"].update(strange={}), "outer optimizer does not fit: .'strange'"),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.core.layout import Layout
+from thinwire.core.memory import dense
 from thinwire.local.outer import MakeOuter, Outer
 
 BUCKET_BYTES = 25 << 20  # as DDP's: while one is on the wire the next is encoded
@@ -177,9 +178,10 @@ class Anchor:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless the state is of tensors with these names and shapes."""
-        missing = [key for key in ("anchor", "outer", "outer_options") if key not in state]
-        if missing:
-            raise ValueError(f"the state of local steps lacks {', '.join(missing)}")
+        kinds = {"anchor": Mapping, "outer": Mapping, "outer_options": list}
+        missing = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
+        if missing or not all(map(dense, state["anchor"].values())):
+            raise ValueError(f"the state of local steps lacks {', '.join(missing) or 'dense tensors in its anchor'}")
         given = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
         known = {name: tuple(view.shape) for name, view in self._views.items()}
         odd = sorted(name for name in given | known if given.get(name) != known.get(name))

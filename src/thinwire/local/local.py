@@ -6,7 +6,7 @@ After DiLoCo (Douillard et al., 2023), Streaming DiLoCo (Douillard et al., 2025)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,6 +29,12 @@ from thinwire.local.outer import MakeOuter, Outer, describe, parse_outer
 from thinwire.local.schedule import Schedule
 from thinwire.reducer import Reducer
 from thinwire.schemes import parse
+
+# What a state says of rounds, beside the anchor.
+_KINDS = {
+    "attempts": int, "round": int, "at": int, "made": list, "under_way": int, "left": int, "mean": Tensor,
+    "void_rounds": int, "told": list,
+}  # fmt: skip
 
 
 @dataclass
@@ -255,9 +261,24 @@ class LocalSteps(Reducer):
         if "local" not in state:
             raise ValueError("the state is not one of LocalSteps: it has no part 'local'")
         local, resumes = state["local"], state.get("workers") == self.exchange.workers
-        self.anchor.check(local)
+        self._check(local)
         super().load_state_dict(state)
         self._load(local, resumes=resumes)
+
+    def _check(self, local: object) -> None:
+        """Raise ValueError unless this is what `state_dict` makes for these parts."""
+        if not isinstance(local, Mapping):
+            raise ValueError(f"the state's part 'local' cannot be {type(local).__name__}")
+        for key, kind in _KINDS.items():
+            if not isinstance(local.get(key), kind):
+                raise ValueError(f"the state of local steps has no {kind.__name__} {key!r}")
+        self.anchor.check(local)
+        parts, room = len(self.anchor.parts), self.anchor.room.numel()
+        under_way = local["under_way"] >= 0
+        if len(local["made"]) != parts or local["under_way"] >= parts or (under_way and local["mean"].numel() != room):
+            raise ValueError(
+                f"the state is of {len(local['made'])} parts, here are {parts}: parts= and delay= must be equal"
+            )
 
     @torch.no_grad()
     def _load(self, local: dict[str, Any], *, resumes: bool) -> None:
