@@ -52,7 +52,10 @@ def compare_schemes(
     ] = None,
     exchange: Annotated[
         list[str],
-        typer.Option(metavar="SPEC", help='allreduce, "server(servers=2)", "gossip(graph=\'ring\')"; repeatable.'),
+        typer.Option(
+            metavar="SPEC",
+            help='allreduce, hierarchical, "server(servers=2)", "gossip(graph=\'ring\')"; repeatable.',
+        ),
     ] = EXCHANGES,
     controller: Annotated[
         list[str] | None,
@@ -68,7 +71,12 @@ def compare_schemes(
         str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
     ] = DEFAULT_NETWORK,
     seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows mean and spread.")] = 2,
-    workers: Annotated[int, typer.Option(help="Processes that train together on this machine.")] = 4,
+    workers: Annotated[
+        str, typer.Option(help="Processes that train together; 2x4: two machines of four, which share its link.")
+    ] = "4",
+    parallel: Annotated[
+        str, typer.Option(help="ddp, or fsdp: a sharded model, compressed between machines or between shards.")
+    ] = "ddp",
     steps: Annotated[int | None, typer.Option(help="Instead of the task's own number of steps.")] = None,
     data: Data = None,
     json_file: Json = None,
@@ -82,7 +90,8 @@ def compare_schemes(
     """
     record = compare(
         task, scheme or (), exchanges=exchange, controllers=controller or (), every=every, outer=outer,
-        network=network, seeds=seeds, workers=workers, steps=steps, data=data, json=json_file, report=report,
+        network=network, parallel=parallel, seeds=seeds, workers=workers, steps=steps, data=data, json=json_file,
+        report=report,
     )  # fmt: skip
     if record.interrupted:
         raise typer.Exit(130)

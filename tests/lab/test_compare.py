@@ -195,6 +195,15 @@ def test_a_terminated_command_keeps_what_is_finished_and_says_nothing_odd(tmp_pa
         ({"controllers": ["fixed(level=99)"], "schemes": ["qsgd"]}, "99"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"workers": 1}, "workers must be at least 2, got 1"),
+        ({"workers": "2x0"}, "such as 2x2; got '2x0'"),
+        ({"workers": "many"}, "such as 2x2; got 'many'"),
+        ({"workers": "2x2", "network": "paced:1mbit"}, "need shaped links, or none at all"),
+        ({"exchanges": ["hierarchical(inside='topk(density=0.1)')"]}, "right on average"),
+        ({"parallel": "pipeline"}, "parallel must be ddp or fsdp, got 'pipeline'"),
+        ({"parallel": "fsdp", "exchanges": ["server"]}, "fsdp is for --exchange allreduce"),
+        ({"parallel": "fsdp", "every": [8]}, "fsdp is for --exchange allreduce"),
+        ({"parallel": "fsdp", "schemes": ["powersgd"]}, "is a conversation of the whole group"),
+        ({"parallel": "fsdp", "schemes": ["topk"]}, "between shards a scheme must be right on average; topk is not"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"tasks": ["regression(batch=9999)"]}, "does not fit"),
     ],
@@ -225,6 +234,16 @@ def test_schemes_and_mixers_go_where_they_can_travel(monkeypatch, console):
         assert text in shown
     without = compare([TINY], exchanges=["gossip"], network="none", workers=2, console=console)
     assert {"dpsgd", "powergossip"} < {run.plan.scheme for run in without.runs}
+
+
+def test_machines_of_several_workers(console):
+    record = compare(
+        [TINY], ["fp16"], exchanges=["allreduce", "hierarchical(inside='bf16')"], network="none", workers="2x2",
+        steps=2, console=console,
+    )  # fmt: skip
+    assert [run.reason for run in record.runs] == [None, None]
+    assert {(run.plan.workers, run.plan.local) for run in record.runs} == {(4, 2)}
+    assert "2 machines of 2 workers" in console.file.getvalue()
 
 
 def test_shaped_without_root_is_one_line(monkeypatch, console):

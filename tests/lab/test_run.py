@@ -150,3 +150,33 @@ def test_counted_bytes_are_sent_bytes():
             assert run.reason is None
             assert abs(table.surplus(run)) < 0.03, (exchange, scheme, run.totals)
             assert run.totals["interface_bytes"] > run.totals["interface_payload_bytes"]
+
+
+@shaping
+def test_two_levels_send_less_between_machines():
+    """Per machine of `local` workers, of S bytes: a flat ring of n sends 2 (n-1)/n S, of m machines 2 (m-1)/m S."""
+    weights = 784 * 256 + 256 * 256 + 256 * 10 + 256 * 2 + 10
+    sent = {}
+    with Shaped(parse_network("shaped:1gbit"), 4, local=2) as links:
+        for exchange in ("allreduce", "hierarchical"):
+            run = execute(
+                RunPlan("mlp(width=256, batch=16)", "fp32", 0, exchange, "shaped:1gbit", 4, steps=6, local=2), links
+            )
+            assert run.reason is None
+            assert run.totals["bytes_sent"] == run.totals["interface_payload_bytes"]
+            sent[exchange] = 2 * run.totals["bytes_sent"] / 6 / (4 * weights)  # of a machine, of a step
+    assert sent["allreduce"] == pytest.approx(1.5, rel=0.03)
+    assert sent["hierarchical"] == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize("local", [1, 2])
+def test_a_sharded_model_trains_like_a_whole_one(local):
+    """Over all workers, and over each machine's with replicas on the others."""
+    task = "text(width=16, steps=6, batch=4, evaluate_every=3)"
+    ddp, fsdp = (
+        execute(RunPlan(task, "fp32", 0, workers=4, local=local, parallel=parallel), None)
+        for parallel in ("ddp", "fsdp")
+    )
+    assert fsdp.reason is None
+    assert [p.score for p in fsdp.curve] == pytest.approx([p.score for p in ddp.curve], rel=1e-4)
+    assert fsdp.curve[-1].score < fsdp.curve[0].score

@@ -57,6 +57,16 @@ def test_links_have_the_rates_asked_for_and_are_removed():
 
 
 @shaping
+def test_workers_of_a_machine_share_its_link():
+    with Shaped(parse_network("shaped:100mbit,1=10mbit"), 4, local=2) as links:
+        first, second = links.namespaces
+        assert links.by_rank() == [first, first, second, second]
+        assert "rate 10Mbit" in tc(second, "eth0")
+    with pytest.raises(ValueError, match="rate for worker 2"):
+        Shaped(parse_network("shaped:100mbit,2=10mbit"), 4, local=2)
+
+
+@shaping
 def test_what_still_runs_inside_is_ended():
     with Shaped(parse_network("shaped:1gbit"), 1) as links:
         inside = subprocess.Popen(["ip", "netns", "exec", links.namespaces[0], "sleep", "1000"])

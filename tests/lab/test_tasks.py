@@ -58,6 +58,11 @@ def test_model_sizes_are_as_described():
     assert 0.55e6 < weights("cnn") < 0.65e6
 
 
+def test_without_a_file_the_text_is_pythons_own_reference():
+    task = load_task("text")
+    assert b"Assert statements are a convenient way" in bytes(task.dataset.train.inputs.flatten().tolist())
+
+
 def test_options_of_spec_text():
     task = load_task(" mlp(width=64, target=0.7, steps=9, skew=0.5) ")
     assert (task.target, task.steps, task.skew) == (0.7, 9, 0.5)
@@ -97,7 +102,6 @@ def test_a_task_of_ones_own(tmp_path):
         ("mlp(steps='x')", "steps"),
         ("fashion", "--data"),
         ("cifar10", "--data"),
-        ("text", "--data"),
     ],
 )
 def test_mistakes_are_one_line(spec, said):

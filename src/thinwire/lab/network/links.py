@@ -11,16 +11,22 @@ from thinwire.lab.network.paced import Pace, Paced
 from thinwire.lab.network.shaped import Shaped
 
 
-def resolved(text: str, workers: int) -> Network:
-    """The network that `text` describes, as this machine can have it."""
+def resolved(text: str, workers: int, local: int = 1) -> Network:
+    """The network that `text` describes, as this machine can have it. `local`: how many workers share a link."""
     network = parse_network(text)
-    network.check(workers)
-    return resolve(network, shaped.why_not() if network.mode in ("shaped", "auto") else None)
+    network.check(workers // local)
+    network = resolve(network, shaped.why_not() if network.mode in ("shaped", "auto") else None)
+    if network.mode == "paced" and local > 1:
+        why = f" ({network.why_paced})" if network.why_paced else ""
+        raise ValueError(f"workers that share a machine's link need shaped links, or none at all; this is paced{why}")
+    return network
 
 
-def opened(network: Network, workers: int, servers: int = 0) -> AbstractContextManager[Shaped | None]:
+def opened(
+    network: Network, workers: int, servers: int = 0, *, local: int = 1
+) -> AbstractContextManager[Shaped | None]:
     """The namespaces of shaped links, from `with` to its end; None for other networks."""
-    return Shaped(network, workers, servers) if network.mode == "shaped" else nullcontext()
+    return Shaped(network, workers, servers, local=local) if network.mode == "shaped" else nullcontext()
 
 
 def transport(network: Network, worker: int, workers: int, servers: int = 0) -> Transport:

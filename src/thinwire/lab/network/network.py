@@ -9,7 +9,7 @@ After the colon come, separated by commas, in any order:
 
     100mbit                 what every worker can send at; kbit, mbit, gbit (bits per second, decimal)
     20mbit/100mbit          20 up, 100 down (shaped only; without it, receiving is not limited)
-    2=10mbit                worker 2's own rate: one slow worker
+    2=10mbit                worker 2's own rate: one slow worker (where machines have several, machine 2's)
     server=1gbit            the rate of every parameter server; without it, the workers'
     5ms                     latency of every exchange (paced only); us, ms, s
 """
@@ -60,7 +60,7 @@ class Network:
         return [rate for rate in (self.rate, self.servers, *dict(self.own_rates).values()) if rate is not None]
 
     def check(self, workers: int) -> None:
-        """Raise unless every rate belongs to one of `workers` workers."""
+        """Raise unless every rate belongs to one of so many workers, or machines that have several."""
         for worker, _ in self.own_rates:
             if worker >= workers:
                 raise ValueError(f"the network has a rate for worker {worker}, but the workers are 0..{workers - 1}")

@@ -1,10 +1,13 @@
-"""Shaped links: a Linux network namespace per worker (and server), joined by a bridge, rates held by `tc tbf`.
+"""Shaped links: a Linux network namespace per machine (and server), joined by a bridge, rates held by `tc tbf`.
 
     namespace tw-PID-0            namespace tw-PID-1
-      eth0 10.77.0.1                eth0 10.77.0.2         egress: tbf at the worker's up rate
+      eth0 10.77.0.1                eth0 10.77.0.2         egress: tbf at the machine's up rate
          |                             |
-      port0 ------- bridge ------- port1                   egress: tbf at the worker's down rate, if any
+      port0 ------- bridge ------- port1                   egress: tbf at the machine's down rate, if any
               namespace tw-PID-switch
+
+A machine is one worker, or several that share its link; among themselves these exchange inside their namespace, as fast
+as the machine can.
 
 Nothing is put into the machine's own namespace, so no firewall or route of it is touched or matters. Nothing
 is left behind: a keeper process holds the end of a pipe, and when the pipe closes, however its owner ended,
@@ -49,12 +52,13 @@ exit 0
 class Shaped:
     """The namespaces of one comparison, from `with` to its end. One per process at a time."""
 
-    def __init__(self, network: Network, workers: int, servers: int = 0):
-        network.check(workers)
+    def __init__(self, network: Network, workers: int, servers: int = 0, *, local: int = 1):
+        self._machines = workers // local
+        network.check(self._machines)
         self.network = network
-        self.namespaces = [f"tw-{os.getpid()}-{worker}" for worker in range(workers)]
+        self.namespaces = [f"tw-{os.getpid()}-{machine}" for machine in range(self._machines)]
         self.namespaces += [f"tw-{os.getpid()}-server{server}" for server in range(servers)]
-        self._workers = workers
+        self._local = local
         self._switch = f"tw-{os.getpid()}-switch"
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -73,7 +77,8 @@ class Shaped:
 
     def by_rank(self, servers: int = 0) -> list[str]:
         """The namespaces of a group whose first ranks are so many servers."""
-        return [*self.namespaces[self._workers : self._workers + servers], *self.namespaces[: self._workers]]
+        workers = [machine for machine in self.namespaces[: self._machines] for _ in range(self._local)]
+        return [*self.namespaces[self._machines : self._machines + servers], *workers]
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -102,7 +107,7 @@ class Shaped:
             address = f"10.77.{number >> 8}.{(number & 255) + 1}/16"
             _run("ip", "-n", namespace, "addr", "add", address, "dev", INTERFACE)
             _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
-            serves = number >= self._workers
+            serves = number >= self._machines
             rate: Rate = self.network.server_rate if serves else self.network.rate_of(number)
             _limit(namespace, INTERFACE, rate.up)
             if rate.down is not None:

@@ -216,7 +216,10 @@ def setting(record: Record) -> str:
     """Workers, exchange, network and seeds, in words."""
     config = record.config
     seeds = f"{config['seeds']} seed{'s' * (config['seeds'] > 1)}"
-    return f"{config['workers']} workers, {', '.join(config['exchanges'])}, {config['network']}, {seeds}"
+    workers, local = config["workers"], config.get("local", 1)
+    who = f"{workers // local} machines of {local} workers" if local > 1 else f"{workers} workers"
+    sharded = ["fsdp"] if config.get("parallel") == "fsdp" else []
+    return ", ".join([who, *sharded, *config["exchanges"], config["network"], seeds])
 
 
 def caption(record: Record) -> str:
@@ -228,6 +231,8 @@ def caption(record: Record) -> str:
     if not any(run.plan.scheme == BASELINE and run.plan.exchange == "allreduce" for run in record.runs):
         lines.append(f"no baseline: {BASELINE} over allreduce was not run")
     lines.extend(_ledger_check(record))
+    if any("interface_bytes" in run.totals and "ledger_bytes" not in run.totals for run in record.runs):
+        lines.append("MB/step: what crosses a machine's link, by the interface's count, divided by its workers")
     if record.interrupted:
         lines.append("interrupted: only what was finished is shown")
     return "\n".join(lines)

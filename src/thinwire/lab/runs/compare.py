@@ -18,7 +18,7 @@ from thinwire.lab.runs.run import execute
 from thinwire.lab.runs.topology import misfit, parse_topology
 from thinwire.lab.tasks.tasks import load_task
 from thinwire.local.outer import parse_outer
-from thinwire.schemes import parse
+from thinwire.schemes import codec, parse
 from thinwire.steering import Steering
 
 DEFAULT_TASKS = ("mlp(width=1024)",)
@@ -35,8 +35,9 @@ def compare(
     every: Sequence[int] = (),
     outer: str = "average",
     network: str = DEFAULT_NETWORK,
+    parallel: str = "ddp",
     seeds: int = 1,
-    workers: int = 4,
+    workers: int | str = 4,
     steps: int | None = None,
     data: Path | None = None,
     json: Path | None = None,
@@ -50,6 +51,9 @@ def compare(
     controllers: each of them also turns the knob of every scheme that has one, in runs of their own.
     every: steps between two exchanges, each in runs of their own; above 1, `LocalSteps` with the outer optimizer
         `outer`. Where neither this nor schemes are given: 1, and one row of local steps.
+    parallel: "ddp", or "fsdp": the model is sharded, and the scheme is between machines, or between shards where
+        every worker has a machine of its own.
+    workers: how many, each with a link of its own; or "2x4", two machines of four workers, which share its link.
 
     Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
     seed, so that what disturbs the machine for a while disturbs all alike. The baseline, fp16 over allreduce, is added
@@ -58,12 +62,19 @@ def compare(
     anything is started.
     """
     console = console or Console()
-    net = _check(tasks, network, seeds, workers, steps, data)
+    workers, local = parse_workers(workers)
+    net = _check(tasks, network, seeds, workers, local, steps, data)
+    if parallel == "fsdp":
+        schemes = _fit_for_shards(schemes, exchanges, controllers, every, local)
+    elif parallel != "ddp":
+        raise ValueError(f"parallel must be ddp or fsdp, got {parallel!r}")
     candidates = _candidates(schemes, exchanges, controllers, workers, every)
     parse_outer(outer)
     where = str(data) if data else None
     plans = [
-        RunPlan(task, scheme, seed, exchange, str(net), workers, steps, where, controller, apart, outer)
+        RunPlan(
+            task, scheme, seed, exchange, str(net), workers, steps, where, controller, apart, outer, local, parallel
+        )
         for seed in range(seeds)
         for task in tasks
         for exchange, scheme, controller, apart in candidates
@@ -72,16 +83,28 @@ def compare(
         {
             "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
             "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
-            "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "steps": steps,
-            "data": where, "every": sorted({plan.every for plan in plans}), "outer": outer,
-            "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
+            "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "local": local,
+            "parallel": parallel, "steps": steps, "data": where, "every": sorted({plan.every for plan in plans}),
+            "outer": outer, "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
         }
     )  # fmt: skip
-    servers = max(parse_topology(exchange).server_count for exchange in record.config["exchanges"])
+    _carry_out(plans, net, record, json, console)
+    if json:
+        record.save(json)
+    if report and record.runs:
+        write_report([record], report)
+    show(record, console)
+    return record
+
+
+def _carry_out(plans: Sequence[RunPlan], net: Network, record: Record, json: Path | None, console: Console) -> None:
+    """One run after the other, each into the record; Ctrl-C leaves it with what is finished."""
+    first = plans[0]
+    servers = max(parse_topology(plan.exchange).server_count for plan in plans)
     try:
-        with links.opened(net, workers, servers) as opened, LiveTable(plans, console) as live:
+        with links.opened(net, first.workers, servers, local=first.local) as opened, LiveTable(plans, console) as live:
             for plan in plans:
-                task = load_task(plan.task, data)
+                task = load_task(plan.task, Path(plan.data) if plan.data else None)
                 live.started(plan.steps or task.steps, task.metric.name)
                 record.runs.append(execute(plan, opened, live.advanced))
                 if json:
@@ -89,12 +112,6 @@ def compare(
                 live.finished(record.runs[-1])
     except KeyboardInterrupt:
         record.interrupted = True
-    if json:
-        record.save(json)
-    if report and record.runs:
-        write_report([record], report)
-    show(record, console)
-    return record
 
 
 def show(record: Record, console: Console) -> None:
@@ -110,8 +127,33 @@ def show(record: Record, console: Console) -> None:
         console.print(f"{task}{row.label}: {row.verdict}", highlight=False, markup=False)
 
 
+def parse_workers(given: int | str) -> tuple[int, int]:
+    """How many workers, and how many of them share a machine: of 4, "4" or "2x2"."""
+    if isinstance(given, int):
+        return given, 1
+    machines, _, local = given.partition("x")
+    if not machines.isdigit() or not (local or "1").isdigit() or int(local or 1) < 1:
+        raise ValueError(f"workers are a number, such as 4, or machines of several, such as 2x2; got {given!r}")
+    return int(machines) * int(local or 1), int(local or 1)
+
+
+def _fit_for_shards(
+    schemes: Sequence[str], exchanges: Sequence[str], controllers: Sequence[str], every: Sequence[int], local: int
+) -> list[str]:
+    """The schemes, or a choice of them, for a sharded model; ValueError for what it cannot have."""
+    if tuple(exchanges) != ("allreduce",) or controllers or any(apart > 1 for apart in every):
+        raise ValueError("--parallel fsdp is for --exchange allreduce, without controllers, in every step")
+    biased = [scheme for scheme in schemes if local == 1 and not codec(scheme).unbiased]
+    if biased:
+        raise ValueError(
+            f"between shards a scheme must be right on average; {biased[0]} is not: try it between machines, "
+            "--workers 2x2"
+        )
+    return [*schemes] or ["fp32", table.BASELINE, "qsgd(bits=4)"]
+
+
 def _check(
-    tasks: Sequence[str], network: str, seeds: int, workers: int, steps: int | None, data: Path | None
+    tasks: Sequence[str], network: str, seeds: int, workers: int, local: int, steps: int | None, data: Path | None
 ) -> Network:
     """Raise ValueError for whatever cannot be run; the network as it will be."""
     for name, count, least in (("seeds", seeds, 1), ("workers", workers, 2), ("steps", steps, 1)):
@@ -127,7 +169,7 @@ def _check(
             raise ValueError(
                 f"task {task}: a batch of {loaded.batch} does not fit {workers} shards of {smallest} examples"
             )
-    return links.resolved(network, workers)
+    return links.resolved(network, workers, local)
 
 
 def _candidates(

@@ -74,6 +74,32 @@ class Probe:
         return self._copying_seconds
 
 
+class Shards:
+    """Puts the whole of a sharded model (FSDP2) into another for a while. `place`: this worker's, of `shards`."""
+
+    def __init__(
+        self, sharded: nn.Module, whole: nn.Module, file: Path, place: int, shards: int,
+        wait_for_all: Callable[[], object],
+    ):  # fmt: skip
+        self._sharded, self._whole = list(sharded.parameters()), list(whole.parameters())
+        self._row = Rows(file, self._whole, 0, 1).own  # that all shards write, each its part
+        self._place, self._shards = place, shards
+        self._wait_for_all = wait_for_all
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All workers come here together."""
+        with torch.no_grad():
+            for shard, whole, row in zip(self._sharded, self._whole, self._row, strict=True):
+                own: Tensor = shard.to_local()  # type: ignore[operator]
+                first = self._place * -(-whole.shape[0] // self._shards)  # FSDP2 cuts as torch.chunk does
+                row.view(whole.shape)[first : first + own.shape[0]] = own
+            self._wait_for_all()
+            for whole, row in zip(self._whole, self._row, strict=True):
+                whole.copy_(row.view(whole.shape))
+        yield
+
+
 class Replicas:
     """Lets every worker hold, for a while, the mean of all workers' models."""
 

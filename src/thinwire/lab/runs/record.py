@@ -30,6 +30,8 @@ class RunPlan:
     controller: str | None = None  # who turns the scheme's knob
     every: int = 1  # steps between two exchanges; above 1, weight changes travel instead of gradients
     outer: str = "average"  # what then moves the common weights
+    local: int = 1  # workers of one machine, which share its link
+    parallel: str = "ddp"  # "fsdp": sharded over a machine's workers, or over all where each has a machine of its own
 
     @property
     def name(self) -> str:
@@ -63,7 +65,8 @@ class Run:
     gradient of the step, Xhat what was applied (NaN where no common mean is applied). In shaped networks also,
     everything that workers and servers sent, divided by the workers: interface_bytes, as the kernel counts;
     interface_payload_bytes, without the headers of Ethernet, IP and TCP; what they should come to, ledger_bytes and
-    ledger_overhead_bytes (gloo's own headers, by the number of messages).
+    ledger_overhead_bytes (gloo's own headers, by the number of messages). Where workers share a machine's link, or
+    shards gather weights, the ledger cannot say what the link carries: bytes_sent is interface_payload_bytes then.
     """
 
     plan: RunPlan

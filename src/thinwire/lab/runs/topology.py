@@ -64,6 +64,20 @@ class AllReduceTopology(Topology):
 
 
 @dataclass(frozen=True)
+class HierarchicalTopology(AllReduceTopology):
+    """Exact inside a machine, the scheme between machines; see `thinwire.Hierarchical`.
+
+    inside: how numbers travel inside.
+    """
+
+    inside: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if not schemes.codec(self.inside).unbiased:
+            raise ValueError(f"hierarchical: inside must be right on average, such as fp32 or bf16, got {self.inside}")
+
+
+@dataclass(frozen=True)
 class ServerTopology(Topology):
     """Workers push to servers and pull from them; the servers are processes (and links) beside the workers.
 
@@ -155,7 +169,12 @@ GRAPHS: dict[str, Callable[[int], graphs.Graph]] = {
     "exponential": graphs.exponential,
     "hypercube": _hypercube,
 }
-KNOWN: dict[str, type[Topology]] = {"allreduce": AllReduceTopology, "server": ServerTopology, "gossip": GossipTopology}
+KNOWN: dict[str, type[Topology]] = {
+    "allreduce": AllReduceTopology,
+    "hierarchical": HierarchicalTopology,
+    "server": ServerTopology,
+    "gossip": GossipTopology,
+}
 
 
 def parse_topology(text: str) -> Topology:

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,19 +20,22 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import gossip, schemes
 from thinwire.exchange.allreduce import AllReduce
-from thinwire.exchange.server.client import ParameterServer
+from thinwire.exchange.exchange import Exchange
+from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.transport import Transport
 from thinwire.front import attach
 from thinwire.lab.network import links
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.runs.launch import PATIENCE_SECONDS
-from thinwire.lab.runs.probe import Probe, Replicas
+from thinwire.lab.runs.probe import Probe, Replicas, Shards
 from thinwire.lab.runs.record import RunPlan
-from thinwire.lab.runs.topology import GossipTopology, ServerTopology, parse_topology
+from thinwire.lab.runs.topology import GossipTopology, HierarchicalTopology, ServerTopology, parse_topology
 from thinwire.lab.tasks.tasks import Task
 from thinwire.local import LocalSteps
 from thinwire.server import Role, ServerOptimizer
@@ -91,6 +96,8 @@ def make_trainer(context: RunContext, role: Role | None) -> Trainer:
     """The trainer of the plan's topology. `role`: what `thinwire.join` gave a worker of servers."""
     topology = parse_topology(context.plan.exchange)
     torch.manual_seed(context.plan.seed)
+    if context.plan.parallel == "fsdp":
+        return FSDPTrainer(context)
     if isinstance(topology, GossipTopology):
         return GossipTrainer(context, topology)
     if isinstance(topology, ServerTopology):
@@ -99,6 +106,9 @@ def make_trainer(context: RunContext, role: Role | None) -> Trainer:
             assert topology.down is not None
             return AsyncTrainer(context, role, topology.down)
         exchange, group = role.exchange, role.workers
+    elif isinstance(topology, HierarchicalTopology):
+        local, transport = context.plan.local, context.transport()
+        exchange, group = Hierarchical.of_nodes(local, inside=topology.inside, transport=transport), None
     else:
         exchange, group = AllReduce(transport=context.transport()), None
     make = DDPTrainer if context.plan.every == 1 else LocalTrainer
@@ -124,7 +134,7 @@ def serve(context: RunContext, role: Role) -> dict[str, float]:
 class DDPTrainer(Trainer):
     """DistributedDataParallel with a wire: over all-reduce, or a parameter server with all workers in step."""
 
-    def __init__(self, context: RunContext, exchange: AllReduce | ParameterServer, group: dist.ProcessGroup | None):
+    def __init__(self, context: RunContext, exchange: Exchange, group: dist.ProcessGroup | None):
         plan = context.plan
         self.bare = context.task.model()
         self.model = model = DistributedDataParallel(self.bare, process_group=group)
@@ -153,7 +163,7 @@ class DDPTrainer(Trainer):
 class LocalTrainer(Trainer):
     """Replicas that train on their own and exchange weight changes now and then; what they share is evaluated."""
 
-    def __init__(self, context: RunContext, exchange: AllReduce | ParameterServer, group: dist.ProcessGroup | None):
+    def __init__(self, context: RunContext, exchange: Exchange, group: dist.ProcessGroup | None):
         plan = context.plan
         self.model = self.bare = context.task.model()
         self._optimizer = context.task.optimizer(self.model.parameters())
@@ -183,6 +193,48 @@ class LocalTrainer(Trainer):
 
     def close(self) -> None:
         self._local.close()
+
+
+class FSDPTrainer(Trainer):
+    """A model sharded by FSDP2 per transformer block: over a machine's workers, the scheme between machines; or, where
+    every worker has a machine of its own, over all, the scheme between shards.
+    """
+
+    def __init__(self, context: RunContext):
+        plan = context.plan
+        shards = plan.local if plan.local > 1 else plan.workers
+        self.bare = context.task.model()
+        self.model = copy.deepcopy(self.bare)
+        mesh = init_device_mesh("cpu", (plan.workers // shards, shards), mesh_dim_names=("replicate", "shard"))
+        for module in [m for m in self.model.modules() if isinstance(m, nn.TransformerEncoderLayer)]:
+            fully_shard(module, mesh=mesh["shard"])
+        fully_shard(self.model, mesh=mesh["shard"])
+        # Of in-place operations on what it returns; a task's loss has none.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        replicas = mesh["replicate"].get_group() if plan.workers > shards else None
+        exchange = AllReduce(transport=context.transport())
+        self._wire = attach(self.model, plan.scheme, replicas=replicas, exchange=exchange, seed=plan.seed)
+        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._fall = context.falling(self._optimizer)
+        replica, place = divmod(context.worker, shards)
+        file = context.folder / f"weights-{replica}"
+        self._shards = Shards(self.model, self.bare, file, place, shards, context.wait_for_all)
+
+    def begin(self) -> None:
+        self._optimizer.zero_grad()
+
+    def end(self, loss: Tensor) -> None:
+        self._optimizer.step()
+        self._fall()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._shards.gathered()
+
+    def stats(self) -> dict[str, float]:
+        return self._wire.stats()
+
+    def close(self) -> None:
+        self._wire.close()
 
 
 class AsyncTrainer(Trainer):

@@ -59,17 +59,19 @@ def run_process(place: Place, plan: RunPlan, barrier: Barrier) -> dict[str, floa
                 servers=topology.servers, down=down or "same", on_failure="stop", timeout_seconds=PATIENCE_SECONDS,
                 transport=context.transport(topology.servers),
             )  # fmt: skip
-        counted = place.namespace is not None
-        return _serve(context, role, counted) if role and role.serves else _train(context, role, place.send, counted)
+        serves = role is not None and role.serves
+        known = plan.local == 1 and plan.parallel == "ddp"
+        meter = Meter(1 if serves else plan.local, known) if place.namespace is not None else NoMeter()
+        return _serve(context, role, meter) if role and serves else _train(context, role, place.send, meter)
 
 
-def _serve(context: RunContext, role: Role, counted: bool) -> dict[str, float]:
-    meter = Meter(counted)
+def _serve(context: RunContext, role: Role, meter: NoMeter) -> dict[str, float]:
+    meter.start()
     return meter.read(serve(context, role))
 
 
 def _train(
-    context: RunContext, role: Role | None, send: Callable[[PointShare], None], counted: bool
+    context: RunContext, role: Role | None, send: Callable[[PointShare], None], meter: NoMeter
 ) -> dict[str, float]:
     plan, task, worker = context.plan, context.task, context.worker
     shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
@@ -79,7 +81,7 @@ def _train(
 
     if trainer.in_step:
         context.wait_for_all()
-    meter = Meter(counted)
+    meter.start()
     before = trainer.stats()
     seconds = 0.0
     for step in range(1, context.steps + 1):
@@ -97,41 +99,59 @@ def _train(
             with trainer.evaluating():
                 scores = _scores(task, trainer.bare, test)
             stats = _since(before, trainer.stats())
-            sent, level = _on_wire(stats), stats["level"]
+            sent, level = meter.on_wire(stats), stats["level"]
             send(PointShare(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
             if trainer.in_step:
                 context.wait_for_all()
 
     stats = _since(before, trainer.stats())
     totals = _totals(stats, context.steps, seconds, trainer.probe) | meter.read(stats)
+    totals["bytes_sent"] = meter.on_wire(stats)
     totals["rounds"] = stats.get("rounds", context.steps)
     trainer.close()
     return totals
 
 
-def _on_wire(stats: dict[str, float]) -> float:
-    """What a server sends to a worker is on the wire for it, too."""
-    return stats["bytes_sent"] + stats.get("bytes_received", 0.0)
+class NoMeter:
+    """What a worker has sent, by the ledger alone: its totals are `stats`."""
 
+    def start(self) -> None:
+        """Count from now on."""
 
-class Meter:
-    """What this process's interface has sent since it was made, as the kernel counts; nothing where not `counted`.
-
-    `stats`: the ledger's totals of the same time, to hold against it.
-    """
-
-    def __init__(self, counted: bool):
-        self._before = shaped.sent() if counted else None
+    def on_wire(self, stats: dict[str, float]) -> float:
+        """Bytes. What a server sends to a worker is on the wire for it, too."""
+        return stats["bytes_sent"] + stats.get("bytes_received", 0.0)
 
     def read(self, stats: dict[str, float]) -> dict[str, float]:
-        if self._before is None:
-            return {}
+        """What an interface counted, and what it should come to."""
+        return {}
+
+
+class Meter(NoMeter):
+    """What this process's interface has sent, as the kernel counts: its share, where so many processes share it.
+
+    known: what is sent is in the ledger, and nothing but that, so that one can be held against the other.
+    """
+
+    def __init__(self, processes: int, known: bool):
+        self._processes, self._known = processes, known
+
+    def start(self) -> None:
+        self._before = shaped.sent()
+
+    def on_wire(self, stats: dict[str, float]) -> float:
+        return super().on_wire(stats) if self._known else self._sent()["interface_payload_bytes"]
+
+    def read(self, stats: dict[str, float]) -> dict[str, float]:
+        expected = {"ledger_bytes": stats["bytes_sent"], "ledger_overhead_bytes": stats["sends"] * GLOO_BYTES}
+        return self._sent() | (expected if self._known else {})
+
+    def _sent(self) -> dict[str, float]:
         nbytes, packets = (after - before for after, before in zip(shaped.sent(), self._before, strict=True))
+        payload = nbytes - packets * shaped.HEADER_BYTES
         return {
-            "interface_bytes": nbytes,
-            "interface_payload_bytes": nbytes - packets * shaped.HEADER_BYTES,
-            "ledger_bytes": stats["bytes_sent"],
-            "ledger_overhead_bytes": stats["sends"] * GLOO_BYTES,
+            "interface_bytes": nbytes / self._processes,
+            "interface_payload_bytes": payload / self._processes,
         }
 
 
@@ -161,7 +181,6 @@ def _totals(stats: dict[str, float], steps: int, seconds: float, probe: Probe | 
         "compute_seconds": seconds - exposed,
         "encode_seconds": stats["encode_seconds"] * share,
         "wire_seconds": stats["wire_seconds"] * share,
-        "bytes_sent": _on_wire(stats),
         "bytes_dense": stats["bytes_dense"],
         "messages": stats["messages"],
         "vnmse": probe.vnmse if probe else float("nan"),

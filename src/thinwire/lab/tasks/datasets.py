@@ -110,19 +110,32 @@ def cifar10(folder: Path) -> Dataset:
 
 
 def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Dataset:
-    """Next-byte prediction on a text file (or a folder's train.txt).
-
-    The text is cut into windows of `context` bytes; targets are the inputs moved on by one byte. The last
-    tenth is kept for testing, by `test_windows` windows spread evenly over it.
-    """
+    """Next-byte prediction on a text file (or a folder's train.txt)."""
     if source.is_dir():
         source = _folder_with(source, "wikitext-2", "train.txt") / "train.txt"
     if not source.is_file():
         raise ValueError(f"missing file: {source}")
-    text = torch.from_numpy(np.fromfile(source, dtype=np.uint8))
-    windows = (len(text) - 1) // context
-    if windows < 20:
+    text = np.fromfile(source, dtype=np.uint8)
+    if (len(text) - 1) // context < 20:
         raise ValueError(f"{source} holds {len(text)} bytes; a text of at least {20 * context + 1} is needed")
+    return _next_bytes(text, context, test_windows)
+
+
+def python_reference(*, context: int, test_windows: int = 256) -> Dataset:
+    """The same on a text that every Python brings along: its language reference, as `help()` shows it."""
+    from pydoc_data.topics import topics
+
+    text = "".join(topics[name] for name in sorted(topics)).encode()
+    return _next_bytes(np.frombuffer(text, dtype=np.uint8).copy(), context, test_windows)
+
+
+def _next_bytes(raw: np.ndarray, context: int, test_windows: int) -> Dataset:
+    """The text cut into windows of `context` bytes; targets are the inputs moved on by one byte.
+
+    The last tenth is kept for testing, by `test_windows` windows spread evenly over it.
+    """
+    text = torch.from_numpy(raw)
+    windows = (len(text) - 1) // context
     inputs = text[: windows * context].view(windows, context)
     targets = text[1 : windows * context + 1].view(windows, context)
     held_out = windows // 10
