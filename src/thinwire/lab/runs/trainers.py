@@ -208,12 +208,12 @@ class FSDPTrainer(Trainer):
         mesh = init_device_mesh("cpu", (plan.workers // shards, shards), mesh_dim_names=("replicate", "shard"))
         for module in [m for m in self.model.modules() if isinstance(m, nn.TransformerEncoderLayer)]:
             fully_shard(module, mesh=mesh["shard"])
-        fully_shard(self.model, mesh=mesh["shard"])
+        sharded = fully_shard(self.model, mesh=mesh["shard"])
         # Of in-place operations on what it returns; a task's loss has none.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         replicas = mesh["replicate"].get_group() if plan.workers > shards else None
         exchange = AllReduce(transport=context.transport())
-        self._wire = attach(self.model, plan.scheme, replicas=replicas, exchange=exchange, seed=plan.seed)
+        self._wire = attach(sharded, plan.scheme, replicas=replicas, exchange=exchange, seed=plan.seed)
         self._optimizer = context.task.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
         replica, place = divmod(context.worker, shards)
