@@ -132,8 +132,9 @@ def give_advice(
     It measures how long a step computes, how long every scheme takes to
     encode and decode your model's buckets, and how fast the workers' link is.
     It shows what bounds each scheme (compute, encode or wire) and below which
-    bandwidth it beats fp16. "Use fp16" is a frequent answer. Accuracy is not
-    predicted: `thinwire compare` measures it.
+    bandwidth it beats fp16. "Use fp16" is a frequent answer. It also shows how
+    often to exchange (local steps), and the bandwidth from which every step is
+    enough. Accuracy is not predicted: `thinwire compare` measures it.
 
     A model by its size, a task of the lab on the loopback, the link between your own machines:
 
@@ -158,6 +159,7 @@ def simulate_groups(
     bandwidth: Annotated[str, typer.Option(metavar="RATE", help="Of every worker's link.")] = "10gbit",
     latency: Annotated[str, typer.Option(metavar="TIME", help="Of one hop.")] = "20us",
     workers: Annotated[list[int], typer.Option(help="Repeatable.")] = COUNTS,
+    every: Annotated[int, typer.Option(help="Steps between two exchanges; above 1, local steps.")] = 1,
     scheme: Annotated[list[str], typer.Option(metavar="SPEC", help="Repeatable; all there are unless given.")] = NONE,
     json_file: Json = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a self-contained HTML page.")] = None,
@@ -172,6 +174,7 @@ def simulate_groups(
     arguments = {
         "parameters": parameters(params), "workers": workers, "compute_seconds": seconds(compute),
         "bits_per_second": bits_per_second(bandwidth), "latency_seconds": seconds(latency),
+        "every": every,
     }  # fmt: skip
     with console.status("starting") as status:
         study = simulate(checked(scheme), **arguments, on_scheme=status.update)

@@ -21,7 +21,7 @@ from thinwire.lab.cost.advise_command import advise_on_networks, check_sentence,
 from thinwire.lab.cost.link import fit
 from thinwire.lab.cost.model import FLOATS, BucketTrace, Host, Link, LinkCost, Message, Step, Turn
 from thinwire.lab.cost.rehearsal import rehearse
-from thinwire.lab.cost.replay import break_even, play, predict
+from thinwire.lab.cost.replay import break_even, play, predict, predict_rounds
 from thinwire.lab.cost.survey import Matrices, Survey
 from thinwire.schemes import registry
 
@@ -101,6 +101,16 @@ def test_the_typical_step_is_the_median_of_all():
     assert predict(steps, a_link(), ROOMY).seconds == 2
 
 
+def test_steps_that_share_an_exchange_share_its_seconds_and_what_hides_them():
+    """T = every x step + max(0, exchange - delay x step), by hand."""
+    step = Step(10.0, (a_talk(2.0, (1.0, 5.0), (2.0,)), a_talk(10.0, (1.0, 3.0), (2.0,))))
+    exchange = 1 + 5 + 3 + 2  # the second is encoded, and the first decoded, while the other travels
+    for every, delay in ((1, 0), (4, 0), (8, 1), (8, 2)):
+        played = predict_rounds([step], a_link(), ROOMY, every=every, delay=delay)
+        assert played.seconds == pytest.approx(10 + max(0, exchange - 10 * delay) / every)
+        assert (played.compute_seconds, played.bytes_sent, played.messages) == (10, 8 / every, 2 / every)
+
+
 def test_another_computation_keeps_the_share_at_which_buckets_are_ready():
     step = Step(4.0, (a_talk(1.0, (1.0,)), a_talk(4.0, (1.0,)))).computing(8.0)
     assert step.compute_seconds == 8 and [talk.ready for talk in step.buckets] == [2, 8]
@@ -159,9 +169,25 @@ def test_break_even_of_a_row():
     assert rows["qsgd"].prediction.bound == "compute" and rows["fp16"].prediction.bound == "wire"
 
 
+def test_how_often_to_exchange_and_from_which_link_on_every_step_is_enough():
+    found = advice({"fp16": (0.0, 9000), "qsgd": (0.1, 1000)})  # 1 s of computing, 1 kB/s
+    assert found.rounds[8][0] == "qsgd" and found.rounds[8][1].seconds == pytest.approx(1 + 1.1 / 8)
+    assert found.seldom == 16 and "every 16 steps by qsgd" in found.how_often
+    assert found.every_step_from == pytest.approx(8 * 9000 / 0.1, rel=1e-2)  # by fp16
+    assert advice({"fp16": (0.2, 9000), "qsgd": (0.2, 1000)}).every_step_from == math.inf
+    fast = advice({"fp16": (0.0, 9000), "qsgd": (0.05, 1000)})
+    assert fast.every_step_from == pytest.approx(8 * 1000 / 0.05, rel=1e-2)
+    assert "from 160 kbit/s on, every step is enough" in fast.how_often
+    wide = advice({"fp16": (0.0, 50)})
+    assert wide.seldom == 1 and wide.how_often.startswith("How often: in every step; on any link")
+    assert [row["every"] for row in wide.as_json()["rounds"]] == [1, 2, 4, 8, 16, 32, 64]
+
+
 def test_what_meeting_costs_is_added_to_all_alike():
     alike, straggling = (a_survey({"fp16": (0.0, 1000)}, meeting_seconds=seconds) for seconds in (1.0, 1.25))
     assert straggling.predict("fp16").seconds - alike.predict("fp16").seconds == pytest.approx(0.25)
+    apart = [each.predict("fp16", every=5).seconds for each in (alike, straggling)]
+    assert apart[1] - apart[0] == pytest.approx(0.05)  # only where they meet
     assert a_survey({"fp16": (0.0, 1000)}, meeting_seconds=0.5).straggling_seconds == 0
 
 

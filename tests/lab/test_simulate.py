@@ -84,6 +84,12 @@ def test_the_command_from_start_to_end(tmp_path):
     assert all(point["prediction"]["compute_seconds"] > 0.00099 for point in points.values())
     assert "topk" in result.output and "topk" in page.read_text()
 
+    result = CliRunner().invoke(cli.app, f"{arguments} --every 4 --json {file}")
+    assert result.exit_code == 0 and "an exchange every 4 steps" in " ".join(result.output.split())
+    seldom = {(point["scheme"], point["workers"]): point for point in json.loads(file.read_text())["points"]}
+    for key, point in points.items():
+        assert seldom[key]["prediction"]["bytes_sent"] == pytest.approx(point["prediction"]["bytes_sent"] / 4)
+
 
 @pytest.mark.parametrize(
     "arguments, said",
@@ -93,6 +99,7 @@ def test_the_command_from_start_to_end(tmp_path):
         ("--latency soon", "cannot read the time 'soon'"),
         ("--workers 1", "workers must be at least 2, got 1"),
         ("--scheme zip", "unknown scheme 'zip'"),
+        ("--every 0", "every must be at least 1 step, got 0"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, said, monkeypatch, capsys):

@@ -8,7 +8,7 @@ predicted: `thinwire compare` finds that out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -28,6 +28,8 @@ from thinwire.lab.report.table import BASELINE, WORTH
 from thinwire.lab.runs.record import Record
 from thinwire.plug import detached
 from thinwire.schemes import parse, registry
+
+EVERY = (1, 2, 4, 8, 16, 32, 64)  # steps between two exchanges that are tried
 
 
 def default_schemes() -> list[str]:
@@ -140,13 +142,60 @@ class Advice:
 
     @cached_property
     def best(self) -> AdviceRow:
-        """fp16, unless another is clearly faster; of those about as fast as the fastest, the one of most bytes."""
-        fastest = self.rows[0].prediction.seconds
-        rows = {row.scheme: row for row in self.rows}
-        if rows[BASELINE].prediction.seconds <= fastest * WORTH:
-            return rows[BASELINE]
-        alike = [row for row in self.rows if row.prediction.seconds <= fastest * WORTH]
-        return max(alike, key=lambda row: row.prediction.bytes_sent)
+        """What to use, exchanging in every step."""
+        chosen = _choice({row.scheme: row.prediction for row in self.rows})
+        return next(row for row in self.rows if row.scheme == chosen)
+
+    @cached_property
+    def rounds(self) -> dict[int, tuple[str, Prediction]]:
+        """How often, and how few bits: by steps between two exchanges, the scheme to use then and a step of it."""
+        found = {}
+        for every in EVERY:
+            predictions = {scheme: self.survey.predict(scheme, every=every) for scheme in self.survey.steps}
+            scheme = _choice(predictions)
+            found[every] = (scheme, predictions[scheme])
+        return found
+
+    @cached_property
+    def seldom(self) -> int:
+        """The fewest steps between two exchanges at which nearly all of a step is its own computation."""
+        for every in EVERY:
+            fastest = min(self.survey.predict(scheme, every=every).seconds for scheme in self.survey.steps)
+            if fastest <= self._alone * WORTH:
+                return every
+        return EVERY[-1]
+
+    @cached_property
+    def _alone(self) -> float:
+        """Seconds of a step that exchanges nothing."""
+        return min(prediction.compute_seconds for _, prediction in self.rounds.values())
+
+    @cached_property
+    def every_step_from(self) -> float | None:
+        """Bits per second from which on an exchange in every step is enough; None: at any; infinity: at none."""
+
+        def best(bandwidth: float) -> float:
+            return min(self._seconds(scheme, bandwidth) for scheme in self.survey.steps)
+
+        return break_even(lambda bandwidth: self._alone * WORTH, best)
+
+    @property
+    def how_often(self) -> str:
+        """The same in a sentence."""
+        scheme, each = self.rounds[self.seldom]
+        above = self.every_step_from
+        if above is None:
+            enough = "on any link, every step is enough"
+        elif math.isinf(above):
+            enough = "on no link is every step enough, encoding takes too long"
+        else:
+            enough = f"from {bits(above)} on, every step is enough"
+        if self.seldom == 1:
+            return f"How often: in every step; {enough}."
+        return (
+            f"How often: every {self.seldom} steps by {scheme}, {each.seconds * 1e3:.0f} ms a step, "
+            f"{each.compute_seconds / each.seconds:.0%} of it computing (thinwire.LocalSteps); {enough}."
+        )
 
     @property
     def recommendation(self) -> str:
@@ -187,6 +236,25 @@ class Advice:
         return table
 
     @property
+    def rounds_table(self) -> Table:
+        table = Table(
+            title="steps between two exchanges, and the scheme to use then", title_justify="left", title_style="bold",
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+        )  # fmt: skip
+        table.add_column("every", justify="right")
+        table.add_column("scheme", no_wrap=True)
+        for name in ("ms a step", "computing", "MB sent a step"):
+            table.add_column(name, justify="right")
+        for every, (scheme, each) in self.rounds.items():
+            cells = (
+                f"{each.seconds * 1e3:.0f}",
+                f"{each.compute_seconds / each.seconds:.0%}",
+                f"{each.bytes_sent / 1e6:.3g}",
+            )
+            table.add_row(str(every), scheme, *cells, style="bold" if every == self.seldom else "")
+        return table
+
+    @property
     def _caption(self) -> str:
         found = self.survey
         reduced = found.link.cost(FLOATS)
@@ -197,7 +265,7 @@ class Advice:
         )
 
     def __rich__(self) -> Group:
-        return Group(self.table, "", self.recommendation)
+        return Group(self.table, "", self.recommendation, "", self.rounds_table, "", self.how_often)
 
     def __str__(self) -> str:
         console = Console(width=100, color_system=None)
@@ -231,10 +299,22 @@ class Advice:
             ],
             "best": self.best.scheme,
             "recommendation": self.recommendation,
+            "rounds": [
+                {"every": every, "scheme": scheme, "seconds": each.seconds, **asdict(each)}
+                for every, (scheme, each) in self.rounds.items()
+            ],
+            "how_often": self.how_often,
             "machine": about.machine,
             "versions": about.versions,
             "created": about.created,
         }
+
+
+def _choice(predictions: Mapping[str, Prediction]) -> str:
+    """fp16, unless another is clearly faster; of those about as fast as the fastest, the one of most bytes."""
+    fastest = min(each.seconds for each in predictions.values())
+    alike = [scheme for scheme, each in predictions.items() if each.seconds <= fastest * WORTH]
+    return BASELINE if BASELINE in alike else max(alike, key=lambda scheme: predictions[scheme].bytes_sent)
 
 
 def bits(per_second: float | None) -> str:

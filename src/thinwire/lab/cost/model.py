@@ -99,6 +99,11 @@ class Step:
         return replace(self, compute_seconds=seconds, buckets=buckets)
 
     @property
+    def exchange(self) -> Step:
+        """What the lane has to do, by itself: nothing is computed meanwhile."""
+        return Step(0.0, tuple(replace(bucket, ready=0.0) for bucket in self.buckets))
+
+    @property
     def messages(self) -> list[Message]:
         return [message for bucket in self.buckets for turn in bucket.turns for message in turn.messages]
 
@@ -180,6 +185,9 @@ class Prediction:
     @property
     def seconds(self) -> float:
         return self.compute_seconds + self.encode_seconds + self.wire_seconds
+
+    def times(self, share: float) -> Prediction:
+        return Prediction(*(share * getattr(self, name) for name in self.__dataclass_fields__))
 
     def waiting(self, seconds: float) -> Prediction:
         """The same, and so many seconds more of waiting for others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from thinwire.exchange.collectives import Collective, Started
@@ -19,6 +19,19 @@ def predict(steps: Sequence[Step], link: Link, host: Host) -> Prediction:
     """The typical step: each of `steps` played through, and the median of every figure."""
     played = [play(step, link, host) for step in steps]
     return Prediction(*(median(getattr(each, name) for each in played) for name in Prediction.__dataclass_fields__))
+
+
+def predict_rounds(steps: Sequence[Step], link: Link, host: Host, *, every: int, delay: int = 0) -> Prediction:
+    """The typical of `every` steps that share one exchange, under way while `delay` more are made (local steps).
+
+    T = every x step + max(0, exchange - delay x step), of which a step has 1 / every. Of the weights' own arithmetic
+    at an exchange, a few passes over them, nothing is in it.
+    """
+    alone = predict([replace(step, buckets=()) for step in steps], link, host)
+    exchange = predict([step.exchange for step in steps], link, host)
+    exposed = max(0.0, 1 - delay * alone.seconds / exchange.seconds) if exchange.seconds else 0.0
+    round_ = replace(exchange.times(exposed), bytes_sent=exchange.bytes_sent, messages=exchange.messages)
+    return replace(round_.times(1 / every), compute_seconds=alone.seconds)
 
 
 def play(step: Step, link: Link, host: Host) -> Prediction:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ from thinwire.exchange.simulation import Simulation
 from thinwire.lab.cost.link import cores
 from thinwire.lab.cost.model import FLOATS, Host, Link, LinkCost, Message, Prediction, Step
 from thinwire.lab.cost.rehearsal import rehearse
-from thinwire.lab.cost.replay import predict
+from thinwire.lab.cost.replay import predict, predict_rounds
 from thinwire.lab.cost.survey import Matrices
 from thinwire.lab.runs import launch
 from thinwire.lab.runs.launch import Place
@@ -64,6 +65,7 @@ class Study:
     bits_per_second: float
     latency_seconds: float  # of one hop
     points: list[ScalePoint]
+    every: int = 1  # steps that share one exchange
 
     def of(self, scheme: str) -> list[ScalePoint]:
         return [point for point in self.points if point.scheme == scheme]
@@ -92,15 +94,22 @@ def simulate(
     compute_seconds: float = 0.0,
     bits_per_second: float = 1e10,
     latency_seconds: float = 2e-5,
+    every: int = 1,
     on_scheme: Callable[[str], None] = lambda scheme: None,
 ) -> Study:
-    """Every scheme at every number of workers. Raises ValueError for what cannot be."""
+    """Every scheme at every number of workers. Raises ValueError for what cannot be.
+
+    every: steps that share one exchange (local steps); seconds and bytes are then one step's share.
+    """
     counts = sorted(set(workers))
     if not counts or counts[0] < 2:
         raise ValueError(f"workers must be at least 2, got {', '.join(map(str, workers)) or 'none'}")
     for name, value in (("compute", compute_seconds), ("latency", latency_seconds)):
         if value < 0:
             raise ValueError(f"the {name} must not be negative, got {value} s")
+    if every < 1:
+        raise ValueError(f"every must be at least 1 step, got {every}")
+    play = predict if every == 1 else partial(predict_rounds, every=every)
     host = Host(cores())
     gradients = _gradients(counts)
     points = []
@@ -112,8 +121,8 @@ def simulate(
             steps, extrapolated = rehearsed[count]
             link = paper_link(count, bits_per_second, latency_seconds)
             steps = [step.computing(compute_seconds) for step in steps]
-            points.append(ScalePoint(scheme, count, predict(steps, link, host), extrapolated, errors.get(count)))
-    return Study(parameters, compute_seconds, bits_per_second, latency_seconds, points)
+            points.append(ScalePoint(scheme, count, play(steps, link, host), extrapolated, errors.get(count)))
+    return Study(parameters, compute_seconds, bits_per_second, latency_seconds, points, every)
 
 
 def paper_link(workers: int, bits_per_second: float, latency_seconds: float) -> Link:

@@ -21,7 +21,7 @@ from thinwire.exchange.objects import all_gather_objects
 from thinwire.lab.cost import link as links
 from thinwire.lab.cost.model import BucketTrace, Host, Link, Prediction, Step
 from thinwire.lab.cost.rehearsal import Barrier, perform, rehearse
-from thinwire.lab.cost.replay import predict
+from thinwire.lab.cost.replay import predict, predict_rounds
 from thinwire.lab.tasks.tasks import load_task
 
 STEPS = 6  # rehearsed for every scheme, by every worker
@@ -41,14 +41,17 @@ class Survey:
     steps: dict[str, list[Step]]
     performed: dict[str, float] = field(default_factory=dict)  # seconds per step, measured; where asked for
 
-    def predict(self, scheme: str, bits_per_second: float | None = None) -> Prediction:
-        """A step under `scheme`, over the link as it is or at another bandwidth.
+    def predict(self, scheme: str, bits_per_second: float | None = None, *, every: int = 1) -> Prediction:
+        """A step under `scheme`, over the link as it is or at another bandwidth; one of `every` that share an exchange.
 
         A step in which workers meet, and exchange nothing, takes longer for real than in the replay: no two
         workers are equally fast, and all wait for the slowest. Every scheme is given that time on top.
         """
         link = self.link if bits_per_second is None else self.link.at(bits_per_second, self.host)
-        return predict(self.steps[scheme], link, self.host).waiting(self.straggling_seconds)
+        if every == 1:
+            return predict(self.steps[scheme], link, self.host).waiting(self.straggling_seconds)
+        shared = predict_rounds(self.steps[scheme], link, self.host, every=every)
+        return shared.waiting(self.straggling_seconds / every)
 
     @property
     def straggling_seconds(self) -> float:

@@ -35,9 +35,10 @@ MEASURES = (
 
 def study_setting(study: Study) -> str:
     """What the study is of, in words."""
+    apart = f", an exchange every {study.every} steps" if study.every > 1 else ""
     return (
         f"{study.parameters / 1e6:.3g} M weights, {study.compute_seconds * 1e3:g} ms of computation, "
-        f"{bits(study.bits_per_second)}, {study.latency_seconds * 1e6:g} us a hop"
+        f"{bits(study.bits_per_second)}, {study.latency_seconds * 1e6:g} us a hop{apart}"
     )
 
 
