@@ -7,11 +7,9 @@ import torch
 
 from thinwire.core.bucket import Bucket
 from thinwire.lab.network.network import parse_network
-from thinwire.lab.repro import _mqgrad_task as task
-from thinwire.lab.repro import _served_mqgrad
+from thinwire.lab.repro import _mqgrad_runs as task
 from thinwire.lab.repro import mqgrad as repro
-from thinwire.lab.repro._mqgrad_task import ServedRun
-from thinwire.lab.repro._served_mqgrad import Order
+from thinwire.lab.repro._mqgrad_runs import Order, ServedRun
 
 
 def test_the_ladder_loses_less_on_every_rung():
@@ -32,7 +30,7 @@ def test_the_ladder_loses_less_on_every_rung():
 def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     spec = repro.policies(40)[name].format(seed=0)
     order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
-    run = _served_mqgrad.run_served(order, None)
+    run = task.run_served(order, None)
     assert len(run.levels) == 40 and set(run.levels) <= set(task.MENU)
     assert len(run.curve) == 40 // task.EVALUATE_EVERY
     assert [seconds for seconds, _ in run.curve] == sorted(seconds for seconds, _ in run.curve)

@@ -16,10 +16,8 @@ from statistics import fmean, pstdev
 
 from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
-from thinwire.lab.repro import _mqgrad_task as task
-from thinwire.lab.repro import _served_mqgrad
-from thinwire.lab.repro._mqgrad_task import ServedRun
-from thinwire.lab.repro._served_mqgrad import Order
+from thinwire.lab.repro import _mqgrad_runs as task
+from thinwire.lab.repro._mqgrad_runs import Order, ServedRun
 from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
 
 LINK = "auto:60mbit"
@@ -65,7 +63,7 @@ def learn_policy(policy: str, runs: int, steps: int, net: Network, progress: Pro
             progress(f"mqgrad: earlier runs, seed {seed}")
             spec = LEARNER if seed == EARLIER_SEEDS else LEARNER_CARRIED
             order = Order(spec.format(seed=seed, policy=policy), seed, steps, str(net), learnt=policy)
-            _served_mqgrad.run_served(order, namespaces)
+            task.run_served(order, namespaces)
 
 
 def run_policies(seeds: Iterable[int], policy: str, steps: int, net: Network, progress: Progress) -> RunsByPolicy:
@@ -77,7 +75,7 @@ def run_policies(seeds: Iterable[int], policy: str, steps: int, net: Network, pr
             for name, spec in policies(steps).items():
                 progress(f"mqgrad: {name}, seed {seed}")
                 order = Order(spec.format(seed=seed, policy=policy), seed, steps, str(net))
-                outcomes[name].append(_served_mqgrad.run_served(order, namespaces))
+                outcomes[name].append(task.run_served(order, namespaces))
     return outcomes
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
@@ -32,6 +33,7 @@ class RunPlan:
     outer: str = "average"  # what then moves the common weights
     local: int = 1  # workers of one machine, which share its link
     parallel: str = "ddp"  # "fsdp": sharded over a machine's workers, or over all where each has a machine of its own
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalSteps`, beside those above
 
     @property
     def name(self) -> str:

@@ -170,7 +170,7 @@ class LocalTrainer(Trainer):
         self._fall = context.falling(self._optimizer)
         self._local = LocalSteps(
             self.model, self._optimizer, every=plan.every, scheme=plan.scheme, outer=plan.outer, exchange=exchange,
-            group=group, controller=plan.controller, seed=plan.seed,
+            group=group, controller=plan.controller, seed=plan.seed, **plan.options,
         )  # fmt: skip
         self._left = context.steps
 

@@ -1,30 +1,44 @@
-"""What the runs of `thinwire repro mqgrad` have in common: model, examples, the ladder of widths, the evaluation."""
+"""The runs of `thinwire repro mqgrad`: model, examples, the ladder of widths and the evaluation; and a real parameter
+server, a process per rank, thin links, the wall clock.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
+from thinwire.exchange.server.client import ParameterServer
+from thinwire.front import attach
+from thinwire.lab.network import links
+from thinwire.lab.network.network import parse_network
+from thinwire.lab.runs import launch
+from thinwire.lab.runs.launch import Place
 from thinwire.lab.tasks import datasets
+from thinwire.schemes import register
 from thinwire.schemes.cast import FP16
 from thinwire.schemes.qsgd import QSGD
+from thinwire.server import join
 
 WORKERS, BATCH = 2, 32
 RATE, MOMENTUM = 0.1, 0.9
 MENU = (2, 4, 8, 16)
 EVALUATE_EVERY = 5  # steps
 SMOOTHED_OVER = 4  # evaluated losses: a lucky one is not a target reached
+SERVER_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -118,3 +132,66 @@ def examples() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         flat(dataset.train.inputs), dataset.train.targets.long(),
         flat(dataset.test.inputs), dataset.test.targets.long(),
     )  # fmt: skip
+
+
+# -- on a real server --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """The run to make, the same for every rank."""
+
+    controller: str  # its spec
+    seed: int
+    steps: int
+    network: str
+    learnt: str | None = None  # where to write what the controller has learnt
+
+
+def run_served(order: Order, namespaces: Sequence[str] | None) -> ServedRun:
+    """One run under one controller. `namespaces`: of the server and the workers, where links are shaped."""
+    _, trained, *_ = launch.on_ranks(_rank, 1 + WORKERS, order, namespaces=namespaces)
+    return trained
+
+
+def _rank(place: Place, order: Order) -> Any:
+    register(Ladder)  # on every rank, the server's too; nowhere else it is a scheme among the others
+    with place.joined():
+        # Rank 0 serves: it sends by no transport.
+        transport = links.transport(parse_network(order.network), max(0, place.rank - 1), WORKERS, servers=1)
+        role = join(servers=1, on_failure="stop", timeout_seconds=SERVER_TIMEOUT_SECONDS, transport=transport)
+        if role.serves:
+            return role.serve()
+        assert role.exchange is not None
+        return _train(order, role.exchange, role.workers)
+
+
+def _train(order: Order, exchange: ParameterServer, group: dist.ProcessGroup | None) -> ServedRun | None:
+    """What became of the run, on the first worker. Weights are evaluated after the run, off its clock."""
+    model = DistributedDataParallel(network(order.seed), process_group=group)
+    inner = optimizer(model)
+    examples_of = batches(order.seed, exchange.worker)
+    levels: list[float] = []
+    seconds: list[float] = []
+    snapshots: list[torch.Tensor] = []
+    with attach(model, Ladder(), exchange=exchange, controller=order.controller, exempt=(), seed=order.seed) as wire:
+        dist.barrier(group)
+        began = time.perf_counter()
+        for step in range(1, order.steps + 1):
+            images, labels = next(examples_of)
+            inner.zero_grad()
+            loss = functional.cross_entropy(model(images), labels)
+            levels.append(wire.level)
+            loss.backward()
+            inner.step()
+            wire.observe(loss)
+            if step % EVALUATE_EVERY == 0:
+                seconds.append(time.perf_counter() - began)
+                snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+        controller_seconds = wire.stats().get("controller_seconds", 0.0)
+        if order.learnt is not None:
+            wire.save_controller(order.learnt)
+    if exchange.worker != 0:
+        return None
+    losses, accuracy = evaluate(order.seed, snapshots)
+    return ServedRun(tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy, controller_seconds)
