@@ -1,8 +1,8 @@
 """thinwire repro local: what training with local steps loses, and what it saves, at equal numbers of examples.
 
 DiLoCo, Streaming DiLoCo and SparseLoCo against DDP, in real processes over thin links (shaped where the machine allows
-it, else paced): a small transformer on text, and the perceptron on images. The papers' models have a billion weights and
-10,000 rounds and more; here are 0.2 M weights and tens of rounds. Claims are the papers', put to this size.
+it, else paced): a small transformer on text, and the perceptron on images. The papers train far larger models for far
+more rounds; here are 0.2 M weights and tens of rounds. Claims are the papers', put to this size.
 """
 
 from __future__ import annotations
