@@ -57,6 +57,24 @@ train(model, 3)
         assert "the gradients of step 3 could not be exchanged" in err
 
 
+@pytest.mark.parametrize("ranks, shards", [(2, 2), (2, 1)], ids=["between shards", "between replicas"])
+def test_under_fsdp_a_rank_that_dies_mid_step_is_an_error_everywhere_else(ranks, shards):
+    dying = f"""
+from helpers.sharded import loss_of, meshes, sharded
+mesh = meshes({shards})
+model = sharded(mesh["shard"])
+wire = tw.attach(model, "qsgd", replicas=mesh["replicate"].get_group() if {shards} == 1 else None)
+loss_of(model, 0, rank).backward()
+print("one step", flush=True)
+if rank == 1:
+    model.words.register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+loss_of(model, 1, rank).backward()
+"""
+    (code, out, err), dead = ends(dying, ranks)
+    assert dead[0] == -9 and "one step" in out
+    assert code == 1 and "Error" in err  # not an abort at exit (-6) nor a hang
+
+
 LEAVING = {
     "close, then destroy": "wire.close(); dist.destroy_process_group()",
     "destroy, then close": "dist.destroy_process_group(); wire.close()",
