@@ -21,7 +21,7 @@ from thinwire.lab.network.network import DEFAULT_NETWORK, bits_per_second, secon
 from thinwire.lab.report import simulate_page
 from thinwire.lab.report.report import write_report
 from thinwire.lab.repro import repro
-from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_TASKS, compare
+from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_OUTER, DEFAULT_TASKS, compare
 from thinwire.lab.runs.record import Record
 from thinwire.schemes import registry
 
@@ -66,7 +66,7 @@ def compare_schemes(
     ] = STEPS,
     outer: Annotated[
         str, typer.Option(metavar="SPEC", help="Then moves the common weights: average, nesterov(lr=0.7), sgd(lr=1).")
-    ] = "average",
+    ] = DEFAULT_OUTER,
     network: Annotated[
         str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
     ] = DEFAULT_NETWORK,
@@ -119,7 +119,8 @@ def give_advice(
         list[str], typer.Option(help="As in compare; repeatable. Not under torchrun, where the link is what it is.")
     ] = NONE,
     workers: Annotated[
-        int | None, typer.Option(help="Processes to start on this machine (4); not under torchrun.")
+        str | None,
+        typer.Option(help="Processes to start on this machine (4); 2x2: two machines of two; not under torchrun."),
     ] = None,
     data: Data = None,
     check: Annotated[

@@ -19,7 +19,7 @@ from thinwire import cli
 from thinwire.lab.cost.advise import Advice, bits, default_schemes
 from thinwire.lab.cost.advise_command import advise_on_networks, check_sentence, parameters
 from thinwire.lab.cost.link import fit
-from thinwire.lab.cost.model import FLOATS, BucketTrace, Host, Link, LinkCost, Message, Step, Turn
+from thinwire.lab.cost.model import FLOATS, BucketTrace, Host, Link, LinkCost, Message, Step, Turn, level_of
 from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import break_even, play, predict, predict_rounds
 from thinwire.lab.cost.survey import Matrices, Survey
@@ -233,6 +233,48 @@ def test_a_rehearsal_counts_what_really_is_sent_for_every_scheme():
         assert (nbytes, messages) == (sent, real_messages), scheme
 
 
+def _levels_rehearsed_and_real(schemes):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Matrices(3_000_000))
+
+    def train():
+        model.zero_grad()
+        model(torch.ones(())).backward()
+
+    found = {}
+    for scheme in schemes:
+        (step,) = rehearse(model, train, scheme, workers=4, steps=1, local=2)
+        with tw.attach(model, scheme, exchange=tw.Hierarchical.of_nodes(2)) as wire:
+            train()
+            stats = wire.stats()
+        sent = {level: sum(m.bytes_sent for m in step.messages if level_of(m.kind) == level) for level in LEVELS}
+        found[scheme] = (*sent.values(), stats["bytes_sent_inside"], stats["bytes_sent_outside"])
+    return found
+
+
+LEVELS = ("inside", "between")
+
+
+def test_a_rehearsal_on_two_levels_counts_what_really_is_sent_on_each():
+    schemes = ["fp16", "qsgd(bits=4)", "powersgd(factor_rank=4)"]
+    for scheme, (inside, between, *sent) in run_world(_levels_rehearsed_and_real, 4, schemes)[0].items():
+        assert [inside, between] == sent and min(sent) > 0, scheme
+
+
+def test_on_two_levels_each_has_a_wire_of_its_own():
+    kinds = {
+        FLOATS: LinkCost(0.0, 1.0),
+        f"inside {FLOATS}": LinkCost(0.0, 0.5),
+        f"between {FLOATS}": LinkCost(0.0, 2.0),
+    }
+    link = Link(4, kinds, local=2)
+    turns = (Turn(0.0, (Message(f"inside {FLOATS}", 8.0), Message("between AllGathered", 3.0))), Turn(0.0))
+    played = play(Step(0.0, (BucketTrace(0.0, turns),)), link, ROOMY)
+    assert played.seconds == pytest.approx(max(8 * 0.5, 3 * 2.0))
+    slower = link.at(8.0, ROOMY)  # a byte a second: two workers share that, and nothing of it is inside
+    assert [slower.cost(kind).seconds_per_byte for kind in kinds] == [1.0, 0.0, 2.0]
+
+
 def _live():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 8))
@@ -293,6 +335,14 @@ def test_the_check_has_predicted_beside_measured(capsys):
     assert set(found.survey.performed) == {"fp16", "qsgd(bits=4)"} and min(found.survey.performed.values()) > 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "predicted / measured" in shown and check_sentence([found]) in shown
+
+
+def test_machines_of_several_workers_are_advised_on_two_levels(capsys):
+    (found,) = advise_on_networks(
+        params="20k", compute_seconds=0.005, schemes=["qsgd(bits=4)"], networks=["none"], workers="2x2"
+    )
+    assert set(found.survey.steps) == {"fp16", "fp16, two levels", "qsgd(bits=4), two levels"}
+    assert "2 workers share a machine's link" in " ".join(capsys.readouterr().out.split())
 
 
 def test_under_torchrun_the_group_is_the_one_that_there_is():

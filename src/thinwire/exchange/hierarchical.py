@@ -64,7 +64,7 @@ class Hierarchical:
         if not isinstance(whole, int) or whole < 1:
             raise ValueError(f"whole must be a number of elements, 1 or more, got {whole!r}")
         for name, group in (("inner", inner), ("outer", outer)):
-            if not isinstance(group, dist.ProcessGroup):
+            if not hasattr(group, "rank"):  # what PyTorch gives those who are not in a group has none
                 raise ValueError(f"{name} must be a process group that this rank is in, got {group!r}")
         self.transport = transport or Transport()
         self.transport.ledger.add(bytes_sent_inside=0.0, bytes_sent_outside=0.0)
@@ -76,9 +76,9 @@ class Hierarchical:
         # A group for each way: scatters go out in the order of buckets, and so do gathers, but not one between the same
         # two others on all workers.
         self._there, self._back = AllReduce(transport=self.transport), AllReduce(transport=self.transport)
-        self._local, self._place = dist.get_world_size(inner), dist.get_rank(inner)
-        self.workers = dist.get_world_size(outer) * self._local
-        self.worker = dist.get_rank(outer) * self._local + self._place
+        self._local, self._place = inner.size(), inner.rank()
+        self.workers = outer.size() * self._local
+        self.worker = outer.rank() * self._local + self._place
         self._pieces: dict[str, list[parts.Piece]] = {}  # of every tensor, everybody's
         self._exact: Collection[str] = ()
         self._turns: deque[object] = deque()  # buckets that will be gathered, oldest first
@@ -99,14 +99,8 @@ class Hierarchical:
                 f"LOCAL_WORLD_SIZE, or local=, must divide the {ranks} ranks, got {said}; "
                 "for ranks in another order there is Hierarchical(inner=, outer=)"
             )
-        timeout = timeout_of(dist.group.WORLD)  # type: ignore[arg-type]
-        inner = [list(range(first, first + local)) for first in range(0, ranks, local)]
-        outer = [list(range(place, ranks, local)) for place in range(local)]
-        mine = [
-            next(group for group in made if isinstance(group, dist.ProcessGroup))
-            for made in ([dist.new_group(each, timeout=timeout) for each in level] for level in (inner, outer))
-        ]
-        return cls(inner=mine[0], outer=mine[1], inside=inside, route=route, whole=whole, transport=transport)
+        inner, outer = node_groups(local)
+        return cls(inner=inner, outer=outer, inside=inside, route=route, whole=whole, transport=transport)
 
     # -- what a pipeline needs -----------------------------------------------------------------------------------------
 
@@ -230,6 +224,16 @@ class Hierarchical:
                 return stop.value
             self.transport.ledger.add(**{total: sum(each.amounts()["bytes_sent"] for each in wanted)})
             yield wanted
+
+
+def node_groups(local: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """This rank's machine, and those who have its place on each, where every `local` ranks are a machine. All call."""
+    ranks, timeout = dist.get_world_size(), timeout_of(dist.group.WORLD)  # type: ignore[arg-type]
+    inner = [list(range(first, first + local)) for first in range(0, ranks, local)]
+    outer = [list(range(place, ranks, local)) for place in range(local)]
+    made = [[dist.new_group(each, timeout=timeout) for each in level] for level in (inner, outer)]
+    mine = [next(group for group in level if isinstance(group, dist.ProcessGroup)) for level in made]
+    return mine[0], mine[1]
 
 
 def _encode(codec: Codec, part: Bucket, out: Tensor) -> None:

@@ -50,7 +50,7 @@ def scatter(
     bucket: Bucket, parts: Sequence[Part], codec: Codec, group: dist.ProcessGroup, say: Say, weight: float, out: Tensor
 ) -> Rounds:
     """out = weight * the sum of everybody's entries of this worker's own part, in the part's order."""
-    flat, scratch, worker = bucket.flat, bucket.scratch, dist.get_rank(group)
+    flat, scratch, worker = bucket.flat, bucket.scratch, group.rank()
     sizes = [part.nbytes(flat.dtype, codec) for part in parts]
     lengths = [sum(each) for each in sizes]
     outgoing = scratch.take("scatter-out", sum(lengths), torch.uint8, flat.device)
@@ -84,7 +84,7 @@ def gather(mean: Tensor, bucket: Bucket, parts: Sequence[Part], codec: Codec, gr
 
     All read the same messages, the owner his own too, so all have the same bits.
     """
-    flat, scratch, worker = bucket.flat, bucket.scratch, dist.get_rank(group)
+    flat, scratch, worker = bucket.flat, bucket.scratch, group.rank()
     mine = parts[worker]
     sizes = [part.nbytes(flat.dtype, codec) for part in parts]
     longest = max(sum(each) for each in sizes)

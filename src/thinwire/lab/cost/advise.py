@@ -257,10 +257,11 @@ class Advice:
     @property
     def _caption(self) -> str:
         found = self.survey
-        reduced = found.link.cost(FLOATS)
+        reduced, local = found.link.cost(FLOATS), found.link.local
+        inside = f"; {local} workers share a machine's link" if local > 1 else ""
         return (
             f"predicted. Link, measured: {bits(found.link.bits_per_second)} and {reduced.latency_seconds * 1e3:.2g} ms "
-            f"for an all-reduce;\n{found.host.workers} workers on {found.host.cores} cores, "
+            f"for an all-reduce{inside};\n{found.host.workers} workers on {found.host.cores} cores, "
             f"{found.straggling_seconds * 1e3:.0f} ms a step waiting for the slowest"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from thinwire.lab.cost.survey import Survey
 from thinwire.lab.network import links
 from thinwire.lab.network.network import DEFAULT_NETWORK, Network
 from thinwire.lab.runs import launch
+from thinwire.lab.runs.compare import parse_workers
 from thinwire.lab.runs.launch import Place
 from thinwire.lab.tasks.tasks import load_task
 
@@ -41,7 +43,7 @@ def advise_on_networks(
     compute_seconds: float = 0.0,
     schemes: Sequence[str] = (),
     networks: Sequence[str] = (),
-    workers: int | None = None,
+    workers: int | str | None = None,
     data: Path | None = None,
     check: bool = False,
     json_file: Path | None = None,
@@ -55,12 +57,12 @@ def advise_on_networks(
             raise ValueError("under torchrun the group is there already: --network and --workers have no place")
         found = _under_torchrun(model, look)
     else:
-        workers = 4 if workers is None else workers
-        if workers < 2:
-            raise ValueError(f"workers must be at least 2, got {workers}")
+        count, local = parse_workers(4 if workers is None else workers)
+        if count < 2:
+            raise ValueError(f"workers must be at least 2, got {count}")
         texts = networks or (CHECK_NETWORKS if check else (DEFAULT_NETWORK,))
-        nets = [links.resolved(text, workers) for text in texts]
-        found = [Advice(_on_this_machine(look, workers, net), model, str(net)) for net in nets]
+        nets = [links.resolved(text, count, local) for text in texts]
+        found = [Advice(_on_this_machine(look, count, local, net), model, str(net)) for net in nets]
     for advice in [] if check else found:
         console.print(advice, highlight=False)
     if check and found:
@@ -78,8 +80,8 @@ class _Look:
         self.how = how
         self.arguments = arguments
 
-    def __call__(self, exchange: Callable[[], AllReduce]) -> Survey:
-        return self.how(exchange, *self.arguments)
+    def __call__(self, exchange: Callable[[], AllReduce], local: int) -> Survey:
+        return self.how(exchange, *self.arguments, local=local)
 
 
 def _model(
@@ -112,18 +114,18 @@ def parameters(text: str) -> int:
     return number
 
 
-def _on_this_machine(look: _Look, workers: int, network: Network) -> Survey:
+def _on_this_machine(look: _Look, workers: int, local: int, network: Network) -> Survey:
     """By processes of our own, over links of the lab."""
-    with links.opened(network, workers) as opened:
-        return launch.on_ranks(_worker, workers, look, network, namespaces=opened and opened.by_rank())[0]
+    with links.opened(network, workers, local=local) as opened:
+        return launch.on_ranks(_worker, workers, look, local, network, namespaces=opened and opened.by_rank())[0]
 
 
-def _worker(place: Place, look: _Look, network: Network) -> Survey:
+def _worker(place: Place, look: _Look, local: int, network: Network) -> Survey:
     def exchange() -> AllReduce:
         return AllReduce(transport=links.transport(network, place.rank, place.ranks))
 
     with place.joined():
-        found = look(exchange)
+        found = look(exchange, local)
         dist.barrier()
         return found
 
@@ -132,7 +134,9 @@ def _under_torchrun(model: str, look: _Look) -> list[Advice]:
     """The advice on rank 0, nothing on the others."""
     dist.init_process_group("gloo")
     try:
-        found = Advice(look(AllReduce), model, "the group's own link")
+        ranks, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        levels = local if local < ranks and ranks % local == 0 else 1
+        found = Advice(look(AllReduce, levels), model, "the group's own link")
         return [found] if dist.get_rank() == 0 else []
     finally:
         dist.destroy_process_group()

@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
+from thinwire.exchange.hierarchical import node_groups
 from thinwire.exchange.lane import Lane, Rounds
 from thinwire.exchange.objects import all_gather_objects
-from thinwire.lab.cost.model import Host, Link, LinkCost, kind_of
+from thinwire.lab.cost.model import BETWEEN, INSIDE, Host, Link, LinkCost, kind_of
 from thinwire.schemes import parse
 
 SIZES = tuple(4**power for power in range(5, 13))  # bytes that leave a worker: 1 KiB .. 16 MiB
@@ -30,9 +31,23 @@ REPEATS = 5
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # that schemes add
 
 
-def measure(exchange: AllReduce, group: dist.ProcessGroup) -> Link:
-    """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer."""
+def measure_levels(exchange: Callable[[], AllReduce], group: dist.ProcessGroup, local: int) -> Link:
+    """The links of machines of `local` workers each: flat, inside a machine, and between those of one place each."""
+    inner, outer = node_groups(local)
+    flat = measure(exchange(), group)
+    kinds = dict(flat.kinds)
+    for level, each in ((INSIDE, inner), (BETWEEN, outer)):
+        kinds |= {f"{level} {kind}": cost for kind, cost in measure(exchange(), each, group).kinds.items()}
+    return Link(flat.workers, kinds, local)
+
+
+def measure(exchange: AllReduce, group: dist.ProcessGroup, everyone: dist.ProcessGroup | None = None) -> Link:
+    """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer.
+
+    everyone: several groups that are measured at the same time, and what all of them come to.
+    """
     exchange.open(group, parse("fp16"))  # any scheme
+    group = everyone or group
     try:
         lane, workers = exchange.lane, exchange.workers
         assert lane is not None

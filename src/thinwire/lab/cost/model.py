@@ -30,14 +30,25 @@ from typing import Any
 from thinwire.exchange.collectives import AllReduced, Collective
 
 FLOATS = "AllReduced float32"
+INSIDE, BETWEEN = "inside", "between"  # the two levels of machines with several workers
 
 
 def kind_of(collective: Collective) -> str:
-    """What a collective costs depends on what it does and, where gloo adds, on what it adds: float16 is slow."""
+    """What a collective costs depends on what it does and, where gloo adds, on what it adds: float16 is slow.
+
+    And where there are two levels, on its level.
+    """
     name = type(collective).__name__
     if isinstance(collective, AllReduced):
-        return f"{name} {str(collective.tensor.dtype).removeprefix('torch.')}"
-    return name
+        name = f"{name} {str(collective.tensor.dtype).removeprefix('torch.')}"
+    level = getattr(getattr(collective, "group", None), "level", "")  # only a rehearsal's groups have one
+    return f"{level} {name}" if level else name
+
+
+def level_of(kind: str) -> str:
+    """The level that a kind of collective is of, which has a wire of its own; empty, where there is but one."""
+    first = kind.partition(" ")[0]
+    return first if first in (INSIDE, BETWEEN) else ""
 
 
 @dataclass(frozen=True)
@@ -132,24 +143,35 @@ class Link:
 
     workers: int
     kinds: dict[str, LinkCost]
+    local: int = 1  # workers that share a machine's link
 
     def cost(self, kind: str) -> LinkCost:
         """Of a kind that was not measured: as floats are added."""
-        return self.kinds.get(kind, self.kinds[FLOATS])
+        return self.kinds.get(kind) or self.kinds[f"{level_of(kind)} {FLOATS}".strip()]
 
     @property
     def bits_per_second(self) -> float:
-        return 8 / min(kind.seconds_per_byte for kind in self.kinds.values())
+        """Of a machine's link, by what leaves a worker whose group is flat."""
+        return 8 / min(cost.seconds_per_byte for kind, cost in self.kinds.items() if not level_of(kind))
 
     def at(self, bits_per_second: float, host: Host) -> Link:
         """The same link with another bandwidth; no faster than processors can move bytes."""
 
-        def limited(kind: LinkCost) -> LinkCost:
-            return replace(
-                kind, seconds_per_byte=max(8 / bits_per_second, kind.processor_seconds_per_byte / host.share)
-            )
+        def limited(kind: str, cost: LinkCost) -> LinkCost:
+            seconds = 8 * self._share(kind) / bits_per_second
+            return replace(cost, seconds_per_byte=max(seconds, cost.processor_seconds_per_byte / host.share))
 
-        return replace(self, kinds={name: limited(kind) for name, kind in self.kinds.items()})
+        return replace(self, kinds={kind: limited(kind, cost) for kind, cost in self.kinds.items()})
+
+    def _share(self, kind: str) -> float:
+        """Bytes on a machine's link for each that leaves a worker."""
+        if level_of(kind) == INSIDE:
+            return 0.0
+        if level_of(kind) == BETWEEN:
+            return self.local
+        if kind == "AllToAll":
+            return self.local * (self.workers - self.local) / max(1, self.workers - 1)
+        return 1.0  # of a ring, one worker's bytes leave the machine
 
 
 @dataclass(frozen=True)

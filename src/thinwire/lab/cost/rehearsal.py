@@ -24,10 +24,12 @@ from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
+from thinwire.exchange.exchange import Exchange
+from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
 from thinwire.exchange.transport import Transport
 from thinwire.front import attach
-from thinwire.lab.cost.model import BucketTrace, Message, Step, Turn, kind_of
+from thinwire.lab.cost.model import BETWEEN, INSIDE, BucketTrace, Message, Step, Turn, kind_of
 
 WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time
 
@@ -39,16 +41,18 @@ def rehearse(
     *,
     workers: int,
     steps: int,
+    local: int = 1,
     restore: Callable[[], object] = lambda: None,
     meet: Callable[[], object] = lambda: None,
 ) -> list[Step]:
     """`steps` steps of `train()`, which runs `model` forward and backward once, as one of `workers` workers.
 
+    local: on machines of so many workers each, on two levels.
     restore: called before every step.
     meet: called, off the record, before every step and wherever workers would wait for each other. A barrier there
         makes processes that share a machine slow each other down as they do when they train.
     """
-    exchange = Rehearsal(workers, meet)
+    exchange = Rehearsal(workers, meet) if local == 1 else RehearsalOfLevels(workers, local, meet)
     wire = attach(model, scheme, exchange=exchange)
     lane = exchange.lane
     assert isinstance(lane, RehearsalLane)
@@ -61,7 +65,7 @@ def rehearse(
             began = lane.clock()
             train()
             buckets = tuple(bucket.since(began) for bucket in lane.buckets)
-            found.append(Step(lane.clock() - began, buckets, wire.plain))
+            found.append(Step(lane.clock() - began, buckets, wire.plain and local == 1))
     finally:
         wire.close()
     return found[WARM_STEPS:]
@@ -86,7 +90,7 @@ def perform(
     train: Callable[[], object],
     scheme: str | Scheme,
     *,
-    exchange: AllReduce,
+    exchange: Exchange,
     steps: int,
     restore: Callable[[], object] = lambda: None,
 ) -> list[float]:
@@ -129,12 +133,40 @@ class Rehearsal(AllReduce):
         self.lane = None
 
 
+class RehearsalOfLevels(Hierarchical):
+    """A Hierarchical whose workers are all copies of worker 0."""
+
+    def __init__(self, workers: int, local: int, meet: Callable[[], object]):
+        inner, outer = _PretendedGroup(local, INSIDE), _PretendedGroup(workers // local, BETWEEN)
+        super().__init__(inner=inner, outer=outer, transport=Rehearsed())  # type: ignore[arg-type]
+        self._meet = meet
+
+    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+        self._there.group, self._back.group, self._outer.group = *[self._given[0]] * 2, self._given[1]
+        self._outer.workers, self._outer.worker = self._given[1].size(), 0
+        self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def agree(self, given: Mapping[str, str] | None) -> None:
+        """Copies agree."""
+
+    def close(self) -> None:
+        self.lane = None
+
+
 @dataclass(frozen=True)
 class _PretendedGroup:
     workers: int
+    level: str = ""
 
     def size(self) -> int:
         return self.workers
+
+    def rank(self) -> int:
+        return 0
 
 
 class Rehearsed(Transport):

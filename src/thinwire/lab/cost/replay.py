@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -10,7 +11,7 @@ from statistics import median
 from thinwire.exchange.collectives import Collective, Started
 from thinwire.exchange.lane import Rounds, Threaded
 from thinwire.exchange.transport import Transport
-from thinwire.lab.cost.model import BucketTrace, Host, Link, LinkCost, Prediction, Step
+from thinwire.lab.cost.model import BucketTrace, Host, Link, LinkCost, Prediction, Step, level_of
 
 CHANNELS = 2  # collectives that a gloo process group works on at a time: its threads
 
@@ -87,7 +88,7 @@ def _rounds(bucket: BucketTrace, clock: _Clock, link: Link) -> Rounds:
     for turn in bucket.turns:
         clock.think(turn.think_seconds)
         if turn.messages:
-            yield [_Sending(message.bytes_sent, link.cost(message.kind)) for message in turn.messages]
+            yield [_Sending(each.bytes_sent, link.cost(each.kind), level_of(each.kind)) for each in turn.messages]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class _Sending:
 
     nbytes: float
     cost: LinkCost
+    level: str
 
     def amounts(self) -> dict[str, float]:
         return {"bytes_sent": self.nbytes}
@@ -113,7 +115,7 @@ class Replayed(Transport):
 
     def launch(self, collective: Collective) -> Started:
         assert isinstance(collective, _Sending)
-        return _Arrival(self._clock, self._clock.carry(collective.nbytes, collective.cost))
+        return _Arrival(self._clock, self._clock.carry(collective.nbytes, collective.cost, collective.level))
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,9 @@ class _Clock:
         self.stalled_seconds = 0.0  # that training thought itself, in the middle of backward
         self._inline = inline
         self._host = host
-        self._channels = [0.0] * CHANNELS  # when each is free
-        self._wire_free = 0.0
+        # By level, when each channel of its groups is free, and its wire.
+        self._channels: dict[str, list[float]] = defaultdict(lambda: [0.0] * CHANNELS)
+        self._wire_free: dict[str, float] = defaultdict(float)
         self._moved: list[tuple[float, float, float]] = []  # (from, to, cores) that move messages
 
     def until_computed(self, seconds: float) -> None:
@@ -159,12 +162,13 @@ class _Clock:
         self.waiting_seconds += max(0.0, until - self.now)
         self._pass(until=until)
 
-    def carry(self, nbytes: float, cost: LinkCost) -> float:
-        """Put bytes on the wire; when they arrive."""
-        self._channels.sort()
-        begin = max(self.now, self._channels[0], self._wire_free)
-        self._wire_free = end = begin + nbytes * cost.seconds_per_byte
-        self._channels[0] = arrival = end + cost.latency_seconds
+    def carry(self, nbytes: float, cost: LinkCost, level: str) -> float:
+        """Put bytes on a level's wire; when they arrive."""
+        channels = self._channels[level]
+        channels.sort()
+        begin = max(self.now, channels[0], self._wire_free[level])
+        self._wire_free[level] = end = begin + nbytes * cost.seconds_per_byte
+        channels[0] = arrival = end + cost.latency_seconds
         self._occupy(begin, end, nbytes * cost.processor_seconds_per_byte)
         self._occupy(end, arrival, cost.processor_seconds)
         return arrival

@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.objects import all_gather_objects
 from thinwire.lab.cost import link as links
 from thinwire.lab.cost.model import BucketTrace, Host, Link, Prediction, Step
 from thinwire.lab.cost.rehearsal import Barrier, perform, rehearse
 from thinwire.lab.cost.replay import predict, predict_rounds
+from thinwire.lab.report.table import BASELINE
 from thinwire.lab.tasks.tasks import load_task
 
 STEPS = 6  # rehearsed for every scheme, by every worker
 MEETINGS = 12
+ON_LEVELS = ", two levels"  # after a scheme's name
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,12 @@ def survey(
     exchange: Callable[[], AllReduce] = AllReduce,
     restore: Callable[[], object] = lambda: None,
     performed_steps: int = 0,
+    local: int = 1,
 ) -> Survey:
     """Measure the group of `model`. Every worker calls it with the same schemes and gets the same survey.
 
+    local: machines have so many workers each, one machine's ranks after the other; above 1, fp16 is surveyed as it
+        is, and every scheme on two levels (`thinwire.Hierarchical`).
     train: one step, without anything that lasts but gradients (what lasts is undone by `restore`, between steps).
     performed_steps: train so many steps under every scheme for real, too, right after rehearsing it.
     """
@@ -79,21 +85,26 @@ def survey(
     def meet() -> None:
         dist.barrier(group)
 
-    def rehearsed(scheme: str | Barrier, steps: int = STEPS) -> list[Step]:
-        return rehearse(model, train, scheme, workers=workers, steps=steps, restore=restore, meet=meet)
+    def rehearsed(scheme: str | Barrier, steps: int = STEPS, *, local: int = 1) -> list[Step]:
+        return rehearse(model, train, scheme, workers=workers, steps=steps, local=local, restore=restore, meet=meet)
 
-    def real(scheme: str | Barrier, steps: int) -> list[float]:
-        return perform(model, train, scheme, exchange=exchange(), steps=steps, restore=restore)
+    def real(scheme: str | Barrier, steps: int, *, local: int = 1) -> list[float]:
+        how = exchange() if local == 1 else Hierarchical.of_nodes(local)
+        return perform(model, train, scheme, exchange=how, steps=steps, restore=restore)
 
-    link, host = links.measure(exchange(), group), links.host(group)
+    link = links.measure(exchange(), group) if local == 1 else links.measure_levels(exchange, group, local)
+    host = links.host(group)
     meeting = rehearsed(Barrier(), MEETINGS)
     met = real(Barrier(), MEETINGS)
     steps, performed = {}, {}
-    for scheme in schemes:
-        steps[scheme] = rehearsed(scheme)
+    flat = {scheme: (scheme, 1) for scheme in schemes if local == 1 or scheme == BASELINE}
+    named = flat | {f"{scheme}{ON_LEVELS}": (scheme, local) for scheme in schemes if local > 1}
+    for name, (scheme, level) in named.items():
+        steps[name] = rehearsed(scheme, local=level)
         if performed_steps:
-            performed[scheme] = mean(real(scheme, performed_steps))
-            steps[scheme] += rehearsed(scheme)  # before and after, so that what disturbs the machine disturbs both
+            performed[name] = mean(real(scheme, performed_steps, local=level))
+            # Before and after, so that what disturbs the machine disturbs both.
+            steps[name] += rehearsed(scheme, local=level)
 
     seen = [_lists(meeting), mean(met), {scheme: _lists(each) for scheme, each in steps.items()}, performed]
     everybody = all_gather_objects(seen, group)
@@ -102,7 +113,7 @@ def survey(
         parameters, workers, link, host,
         meeting=slowest([_steps(each[0]) for each in everybody]),
         meeting_seconds=mean(each[1] for each in everybody),
-        steps={scheme: slowest([_steps(each[2][scheme]) for each in everybody]) for scheme in schemes},
+        steps={scheme: slowest([_steps(each[2][scheme]) for each in everybody]) for scheme in steps},
         performed={scheme: mean(each[3][scheme] for each in everybody) for scheme in performed},
     )  # fmt: skip
 
@@ -135,8 +146,9 @@ def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
 
 
 def of_task(
-    exchange: Callable[[], AllReduce], spec: str, data: Path | None, schemes: Sequence[str], performed_steps: int
-) -> Survey:
+    exchange: Callable[[], AllReduce], spec: str, data: Path | None, schemes: Sequence[str], performed_steps: int,
+    local: int = 1,
+) -> Survey:  # fmt: skip
     """Survey the default group, each worker training its shard of a task of the lab."""
     task = load_task(spec, data)
     torch.manual_seed(0)
@@ -158,11 +170,13 @@ def of_task(
         for parameter, value in zip(model.parameters(), kept, strict=True):
             parameter.copy_(value)
 
-    return survey(model, train, schemes, exchange=exchange, restore=restore, performed_steps=performed_steps)
+    return survey(
+        model, train, schemes, exchange=exchange, restore=restore, performed_steps=performed_steps, local=local
+    )
 
 
 def of_size(
-    exchange: Callable[[], AllReduce], parameters: int, compute_seconds: float, schemes: Sequence[str]
+    exchange: Callable[[], AllReduce], parameters: int, compute_seconds: float, schemes: Sequence[str], local: int = 1
 ) -> Survey:
     """Survey the default group on a model that is nothing but matrices, taken to compute for `compute_seconds`."""
     torch.manual_seed(0)
@@ -172,7 +186,7 @@ def of_size(
         model.zero_grad()
         model(torch.ones(())).backward()
 
-    found = survey(model, train, schemes, exchange=exchange)
+    found = survey(model, train, schemes, exchange=exchange, local=local)
     steps = {name: [step.computing(compute_seconds) for step in each] for name, each in found.steps.items()}
     return replace(found, steps=steps)
 

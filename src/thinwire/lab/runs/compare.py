@@ -23,6 +23,7 @@ from thinwire.steering import Steering
 
 DEFAULT_TASKS = ("mlp(width=1024)",)
 DEFAULT_EXCHANGES = ("allreduce",)
+DEFAULT_OUTER = "nesterov(lr=1.0, momentum=0.3)"  # of local steps: chosen on other seeds than those compared on
 LOCAL = ("allreduce", "qsgd(bits=4)", None, 8)  # the row of local steps where nothing is asked for
 
 
@@ -33,7 +34,7 @@ def compare(
     exchanges: Sequence[str] = DEFAULT_EXCHANGES,
     controllers: Sequence[str] = (),
     every: Sequence[int] = (),
-    outer: str = "average",
+    outer: str = DEFAULT_OUTER,
     network: str = DEFAULT_NETWORK,
     parallel: str = "ddp",
     seeds: int = 1,
