@@ -83,7 +83,7 @@ class Reducer:
         exact = frozenset(name for name, tensor in tensors.items() if exempted(exempt, self.scheme, name, tensor))
         self._exact = exact
         self._own: dict[str, list[str]] = {}  # by tensor: the names of what this worker has of it
-        own = self.exchange.deal(tensors, exact)
+        own = self.exchange.deal(tensors, exact, self.scheme)
         for piece in own:
             self._own.setdefault(piece.whole, []).append(piece.name)
             if piece.whole not in exact:

@@ -118,7 +118,7 @@ class AllReduce:
         if state:
             raise ValueError(f"the state holds {', '.join(state)}, which only a parameter server can take")
 
-    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[parts.Piece]:
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str], scheme: Scheme) -> Sequence[parts.Piece]:
         return parts.undivided(tensors)
 
     def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:

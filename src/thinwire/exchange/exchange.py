@@ -56,8 +56,8 @@ class Exchange(Protocol):
         """
         ...
 
-    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[Piece]:
-        """What of these tensors, of which some are `exact`, this worker will hold conversations about."""
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str], scheme: Scheme) -> Sequence[Piece]:
+        """What of these tensors, of which some are `exact`, this worker will hold the scheme's conversations about."""
         ...
 
     def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:

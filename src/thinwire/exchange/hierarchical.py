@@ -33,6 +33,9 @@ from thinwire.exchange.lane import Lane, Rounds
 from thinwire.exchange.scatter import Part
 from thinwire.exchange.transport import Transport
 
+WHOLE, WHOLE_MATRICES = 1 << 12, 1 << 20  # elements
+DEPTH = 3  # buckets under way: one on each of the ways there, between machines, and back
+
 
 class Hierarchical:
     """Exact or nearly so inside a machine, where links are fast; the scheme between machines, where they are thin.
@@ -44,6 +47,7 @@ class Hierarchical:
     `route`: of Means between machines, as in `AllReduce`.
     `whole`: tensors of at most so many elements are one worker's; larger ones are cut between rows (`parts.deal`).
         Higher => low rank sees larger matrices; lower => workers of a machine have more equal shares of each bucket.
+        Unless given, 2^20 for schemes that look at matrices, 2^12 for others.
     `transport`: starts and counts what is sent; the ledger has bytes_sent_inside and bytes_sent_outside apart.
     """
 
@@ -54,14 +58,14 @@ class Hierarchical:
         outer: dist.ProcessGroup,
         inside: str | Codec = "fp32",
         route: Route = "auto",
-        whole: int = 1 << 20,
+        whole: int | None = None,
         transport: Transport | None = None,
     ) -> None:
         self.inside = schemes.codec(inside)
         if not self.inside.unbiased:
             known = "fp32, bf16, fp16, qsgd(bits=8)"
             raise ValueError(f"inside must be right on average, such as {known}; nobody remembers what {inside} loses")
-        if not isinstance(whole, int) or whole < 1:
+        if whole is not None and (not isinstance(whole, int) or whole < 1):
             raise ValueError(f"whole must be a number of elements, 1 or more, got {whole!r}")
         for name, group in (("inner", inner), ("outer", outer)):
             if not hasattr(group, "rank"):  # what PyTorch gives those who are not in a group has none
@@ -69,7 +73,7 @@ class Hierarchical:
         self.transport = transport or Transport()
         self.transport.ledger.add(bytes_sent_inside=0.0, bytes_sent_outside=0.0)
         self.lane: Lane | None = None
-        self.whole = whole
+        self._whole, self.whole = whole, whole or WHOLE
         self._given = (inner, outer)
         self._everyone = AllReduce(transport=self.transport)
         self._outer = AllReduce(route=route, transport=self.transport)
@@ -85,7 +89,7 @@ class Hierarchical:
 
     @classmethod
     def of_nodes(
-        cls, local: int | None = None, *, inside: str | Codec = "fp32", route: Route = "auto", whole: int = 1 << 20,
+        cls, local: int | None = None, *, inside: str | Codec = "fp32", route: Route = "auto", whole: int | None = None,
         transport: Transport | None = None,
     ) -> Hierarchical:  # fmt: skip
         """Groups of the ranks as torchrun places them, `local` of every machine one after the other.
@@ -131,6 +135,8 @@ class Hierarchical:
         self._back.join(self._given[0])
         self._outer.join(self._given[1])
         self.lane = self._everyone.lane
+        if self.lane is not None:
+            self.lane.depth = DEPTH
 
     def _check_grid(self) -> None:
         """Raise on every worker alike unless the groups of all make a grid: machines by places."""
@@ -168,7 +174,8 @@ class Hierarchical:
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
-    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[parts.Piece]:
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str], scheme: Scheme) -> Sequence[parts.Piece]:
+        self.whole = self._whole or (WHOLE_MATRICES if scheme.matrices else WHOLE)
         dealt = parts.deal(tensors, self._local, self.whole, exact)
         self._pieces, self._exact = {name: [] for name in tensors}, exact
         for piece in dealt:

@@ -63,6 +63,7 @@ class Lane(ABC):
 
     def __init__(self, transport: Transport):
         self.transport = transport
+        self.depth = DEPTH
         self.error: BaseException | None = None
         self._active: deque[Job] = deque()  # oldest first
         self._scratches: list[Scratch] = []
@@ -141,7 +142,7 @@ class Threaded(Lane):
         slot t: start job t; then, newest first, each older job waits for its answer and starts its next collectives.
 
     So a bucket is encoded while the one before it is on the wire, and two-round schemes keep both rounds in flight
-    behind other buckets' work. At most `DEPTH` jobs are under way; before one more, the oldest runs to its end.
+    behind other buckets' work. At most `depth` jobs are under way; before one more, the oldest runs to its end.
     Closing joins the thread; a thread still alive at interpreter exit would abort the process.
     """
 
@@ -182,7 +183,7 @@ class Threaded(Lane):
             self._fail(error, job)
 
     def _slot(self, job: Job) -> None:
-        while len(self._active) >= DEPTH:
+        while len(self._active) >= self.depth:
             self._advance(self._active[0])
         older = list(self._active)
         self._begin(job)

@@ -67,15 +67,20 @@ def scatter(
     incoming = scratch.take("scatter-in", length * len(parts), torch.uint8, flat.device)
     yield [AllToAll(incoming, outgoing, [length] * len(parts), lengths, worker, group)]
 
-    exact = _zeros(bucket, "scatter-exact", mine.exact.numel, torch.promote_types(flat.dtype, torch.float32))
+    exact = out[: mine.exact.numel]
+    wide = torch.promote_types(flat.dtype, torch.float32)
+    summed = exact if out.dtype is wide else scratch.take("scatter-exact", exact.numel(), wide, flat.device)
     coded = _zeros(bucket, "scatter-sum", mine.coded.numel, working(codec, flat.dtype))
-    for message in incoming.split(length) if length else ():
+    for number, message in enumerate(incoming.split(length) if length else ()):
         fields = message.split(sizes[worker])
-        exact.add_(_values(fields[0], mine.exact.numel, flat.dtype))
+        values = _values(fields[0], exact.numel(), flat.dtype)
+        summed.add_(values) if number else summed.copy_(values)
         if mine.coded.numel:
             size = codec.nbytes(mine.coded.layout, codec.level)
             codec.decode_add(fields[1][:size], mine.coded.layout, codec.level, coded, 1.0)
-    out[: mine.exact.numel].copy_(exact.mul_(weight))
+    summed.mul_(weight)
+    if summed is not exact:
+        exact.copy_(summed)
     out[mine.exact.numel :].copy_(coded.mul_(weight))
 
 

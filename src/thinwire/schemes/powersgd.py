@@ -50,6 +50,7 @@ class PowerSGD(Scheme):
 
     unbiased: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset({"p", "q"})
+    matrices: ClassVar[bool] = True
     summary: ClassVar[str] = "low rank with a warm start; summable, few bytes on models made of matrices"
 
     def __post_init__(self) -> None:

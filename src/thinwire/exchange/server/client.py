@@ -115,7 +115,7 @@ class ParameterServer:
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
-    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str]) -> Sequence[parts.Piece]:
+    def deal(self, tensors: Mapping[str, Tensor], exact: Collection[str], scheme: Scheme) -> Sequence[parts.Piece]:
         return parts.undivided(tensors)
 
     def hold(self, bucket: Bucket, converse: Callable[[Bucket], Conversation]) -> Rounds:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from thinwire.exchange import hierarchical
 from thinwire.exchange.collectives import Collective, Started
 from thinwire.exchange.lane import Rounds, Threaded
 from thinwire.exchange.transport import Transport
@@ -55,6 +56,8 @@ def play(step: Step, link: Link, host: Host) -> Prediction:
 def _take_lane(step: Step, clock: _Clock, link: Link) -> None:
     """Driven by a real lane, so that its order is the real one."""
     lane = Threaded(Replayed(clock), "thinwire-replay")
+    if link.local > 1:
+        lane.depth = hierarchical.DEPTH
     try:
         jobs = [
             lane.submit(
