@@ -23,8 +23,10 @@ from thinwire.core.partition import Exempt, exempted
 from thinwire.core.request import Max
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.exchange import Exchange
+from thinwire.exchange.server.late.client import OpenParameterServer
 from thinwire.local.anchor import Anchor, Part, shard
 from thinwire.local.attempts import on_attempts
+from thinwire.local.late import Arrivals
 from thinwire.local.outer import MakeOuter, Outer, describe, parse_outer
 from thinwire.local.schedule import Schedule
 from thinwire.reducer import Reducer
@@ -125,16 +127,32 @@ class LocalSteps(Reducer):
         if weighted and self.divided:
             super().close()
             raise ValueError("weighted=True is not for an exchange that takes means inside a machine first")
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(shard(tensor), dist.get_global_rank(group, 0), group=group)
-        self.anchor.take_local()
-        self._crew = self.exchange.workers  # to begin with
         self._dense = sum(shard(p).nbytes for p in trained.values())
         self._optimizer = optimizer
         self._told = (0, False)  # by this worker for the round under way: its attempts, and whether it is not finite
-        self._void_rounds = 0
+        self.void_rounds = 0
         self._flight: _Flight | None = None
+        self._arrivals: Arrivals | None = None
+        self._begin_together(module, group)
         self._let_go = on_attempts(optimizer, scaler, self._attempted)
+
+    @torch.no_grad()
+    def _begin_together(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
+        """From what the first worker has; where workers may come late, from what the job has."""
+        if not isinstance(self.exchange, OpenParameterServer):
+            assert group is not None
+            for tensor in [*module.parameters(), *module.buffers()]:
+                dist.broadcast(shard(tensor), dist.get_global_rank(group, 0), group=group)
+            self.anchor.take_local()
+            self._crew = self.exchange.workers  # to begin with
+            return
+        self._crew = self.exchange.room
+        self._arrivals = Arrivals(self, module, self.exchange)
+        try:
+            self._arrivals.enter()
+        except BaseException:
+            super().close()
+            raise
 
     def settings(self) -> dict[str, str]:
         plan = f"{self.schedule.spec}, {describe(self.anchor.outer)}, mix {self.mix}, weighted {self.weighted}"
@@ -149,10 +167,12 @@ class LocalSteps(Reducer):
             self._flight.left -= 1
             if self._flight.left <= 0:
                 self._land(self.mix)
+                self._let_in()
         for number in self.schedule.attempt():
             self._depart(self.anchor.parts[number])
             if not self.schedule.delay:
                 self._land(self.mix)
+                self._let_in()
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -164,12 +184,20 @@ class LocalSteps(Reducer):
             self._depart(part)
             self._land(0.0)
         self.schedule.begin(self.schedule.round + 1)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Between two exchanges, those who have come."""
+        if self._arrivals is not None:
+            self._arrivals.let_in()
 
     def _depart(self, part: Part) -> None:
         change = self.anchor.change(part)
         made = self.schedule.leave(part.number)
         self._told = (made if self.weighted else self.schedule.attempts, not kernels.all_finite(change))
         self.begin_step()
+        if self._arrivals is not None:
+            self._arrivals.call()
         for start, layout in part.buckets:
             last = start + layout.numel == part.layout.numel
             self.submit(change[start : start + layout.numel], layout, last=last, done=lambda error: None)
@@ -190,7 +218,8 @@ class LocalSteps(Reducer):
         if any(ill):
             return part.flat.fill_(torch.nan)  # so that all see it, those too who were asked about other parts
         if self.weighted:
-            part.flat.mul_(made[worker] * len(made) / max(1, sum(made.values())))
+            total = sum(made.values())  # 0: nobody has made a step, and buffers still have a mean
+            part.flat.mul_(made[worker] * len(made) / total if total else 1.0)
         return (yield from super()._converse(part))
 
     def _arrive(self, flight: _Flight) -> None:
@@ -212,7 +241,7 @@ class LocalSteps(Reducer):
         self.anchor.take(flight.part, mix)
 
     def _begin_anew(self, part: Part) -> None:
-        self._void_rounds += 1
+        self.void_rounds += 1
         self.anchor.take(part, 0.0)
         if self._told[1]:
             warnings.warn("weights of this worker are not finite: it goes on from the anchor", stacklevel=2)
@@ -230,12 +259,17 @@ class LocalSteps(Reducer):
         with torch.no_grad(), self.anchor.shown(), torch.enable_grad():
             yield
 
+    @property
+    def steps(self) -> int:
+        """That the job has made: where the training loop of a worker begins that came late, or resumes."""
+        return self.schedule.attempts
+
     def stats(self) -> dict[str, float]:
         """As of any wire; `steps` are the worker's own, and `bytes_dense` what exchanging in all of them would take."""
         return super().stats() | self.anchor.nbytes | {
             "steps": float(self.schedule.attempts),
             "rounds": float(self.schedule.round),
-            "void_rounds": float(self._void_rounds),
+            "void_rounds": float(self.void_rounds),
             "bytes_dense": float(self.schedule.attempts * self._dense),
         }  # fmt: skip
 
@@ -249,7 +283,7 @@ class LocalSteps(Reducer):
                 "under_way": -1 if flight is None else flight.part.number,
                 "left": 0 if flight is None else flight.left,
                 "mean": self.anchor.room if self.schedule.delay else self.anchor.room[:0],
-                "void_rounds": self._void_rounds,
+                "void_rounds": self.void_rounds,
                 "told": list(self._told),
             },
         }  # fmt: skip
@@ -284,7 +318,7 @@ class LocalSteps(Reducer):
     def _load(self, local: dict[str, Any], *, resumes: bool) -> None:
         self.anchor.load_state_dict(local)
         self.schedule.load_state_dict(local)
-        self._void_rounds, self._told = local["void_rounds"], tuple(local["told"])
+        self.void_rounds, self._told = local["void_rounds"], tuple(local["told"])
         self._flight = None
         if local["under_way"] >= 0:
             part = self.anchor.parts[local["under_way"]]
@@ -310,8 +344,12 @@ class LocalSteps(Reducer):
 
 def _between_sites(
     model: nn.Module, group: dist.ProcessGroup | None, exchange: Exchange | None
-) -> tuple[nn.Module, dist.ProcessGroup]:
-    """The module whose weights change, and the group that takes their mean."""
+) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    """The module whose weights change, and the group that takes their mean; None where they are in none."""
+    if isinstance(exchange, OpenParameterServer):
+        if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
+            raise ValueError(f"where workers may come late LocalSteps takes a bare module, got {type(model).__name__}")
+        return model, None
     if not dist.is_initialized():
         raise ValueError("LocalSteps needs torch.distributed: call init_process_group first")
     if not isinstance(model, nn.Module):
