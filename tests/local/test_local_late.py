@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -45,13 +46,16 @@ def threads():
 
 
 def after(kind, server, time, do):
-    """In this process, do something once it has said a thing of this kind to this server for the so-manieth time."""
+    """In this process, do something once it has said a thing of this kind to this server for the so-manieth time; None:
+    once it has heard of somebody by it, later than the first time.
+    """
     plain, said = OpenParameterServer._saying, []
 
     def saying(self, *message, **more):
         heard = yield from plain(self, *message, **more)
         said.append(message[:2])
-        if message[:2] == (kind, server) and said.count(message[:2]) == time:
+        times = said.count(message[:2]) if message[:2] == (kind, server) else 0
+        if times == time or (time is None and times > 1 and heard[1].any()):
             do()
         return heard
 
@@ -95,7 +99,7 @@ def train(whole, *, dies=None, waits=None, does=None, servers=1, room=None, widt
     return {
         "rounds": rounds,
         "back": back,
-        "owed": max(owed),
+        "owed": max(owed, default=0.0),
         "void": local.void_rounds,
         "weights": everything(net),
         "threads": threads(),
@@ -187,13 +191,14 @@ def test_whoever_cannot_join_costs_the_others_nothing():
         assert crew.end(serving) == [(3.0, [])]
 
 
-def test_where_the_one_dies_who_lets_another_in_the_next_does(tmp_path):
-    """The first worker dies when it has let the newcomer in at one server and not yet at the other."""
+@pytest.mark.parametrize("moment", [(Kind.ROLL, 0, None), (Kind.GIVE, 0, 2), (Kind.ADMIT, 1, 3)], ids=str)
+def test_where_the_one_dies_who_lets_another_in_the_next_does(moment, tmp_path):
+    """When it has heard of the newcomer; has told the state; has let it in at one server and not yet at the other."""
     file = tmp_path / "begun"
     with Crew(5) as crew:
         serving = [crew.start(rank, serve, 2, 4) for rank in range(2)]
-        # It lets in itself, then those who begin with it, then the newcomer.
-        does = {0: (Kind.ADMIT, 1, 3, die), 1: (Kind.ROLL, 0, 1, file.touch)}
+        does = {0: (*moment, die), 1: (Kind.ROLL, 0, 1, file.touch)}
+        # At the beginning it lets in itself, and then those who begin with it.
         workers = [
             crew.start(2 + worker, partial(train, 3, servers=2, room=4, does=does.get(worker))) for worker in range(3)
         ]
@@ -204,3 +209,58 @@ def test_where_the_one_dies_who_lets_another_in_the_next_does(tmp_path):
         newcomer, *others = crew.end(fourth, *workers)
         assert_one_job([*others, newcomer], newcomer)
         assert crew.end(*serving) == [(3.0, [])] * 2
+
+
+def _weighted():
+    """Worker w makes w + 1 steps of w + 1 each, in two rounds; those of the second start from the first's anchor."""
+    role = tw.join(servers=1, late=True, timeout_seconds=30)
+    if role.serves:
+        return role.serve()["workers"]
+    worker = role.exchange.worker
+    net = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    plan = {"every": 9, "scheme": "fp32", "outer": "average", "weighted": True, "exempt": ()}
+    with tw.LocalSteps(net, optimizer, exchange=role.exchange, **plan) as local:
+        anchors = [net.weight.detach().clone()]
+        for _ in range(2):
+            for _ in range(worker + 1):
+                net.weight.grad = torch.full_like(net.weight, -1.0 - worker)
+                optimizer.step()
+            local.sync()
+            anchors.append(net.weight.detach().clone())
+    return [float((after - before).mean()) for before, after in pairwise(anchors)]
+
+
+def test_over_servers_workers_may_count_by_the_steps_they_made():
+    """The mean of (w + 1)(w + 1), weighted by w + 1."""
+    with Crew(4) as crew:
+        members = [crew.start(rank, _weighted) for rank in range(4)]
+        served, *moved = crew.end(*members)
+    assert served == 3.0
+    for each in moved:
+        assert each == pytest.approx([(1 + 8 + 27) / 6] * 2, rel=1e-6)
+
+
+def _differ():
+    role = tw.join(servers=1, late=True, timeout_seconds=30)
+    if role.serves:
+        return role.serve()
+    net = network(0, 24)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return tw.LocalSteps(net, optimizer, every=4 + role.exchange.worker, exchange=role.exchange)
+
+
+def test_those_who_begin_must_have_been_given_the_same():
+    with Crew(3) as crew:
+        server, *workers = crew.end(*[crew.start(rank, _differ) for rank in range(3)])
+    for each in workers:
+        assert "the plan of local steps differs between ranks: ranks [0] (every 4" in each
+    assert "the job did not begin: its workers refused" in server
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"late": True, "on_failure": "stop"}, "goes on without the lost"), ({"room": 4}, r"join\(late=True\)"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        tw.join(**options)

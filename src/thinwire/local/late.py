@@ -44,9 +44,9 @@ class Arrivals:
         self._exchange.roll(self._local.step)
 
     def let_in(self) -> None:
-        """After an exchange has landed, and before the next: tell those at the door, if that is this worker's part."""
+        """After an exchange has landed, and before the next: tell those at the door whom this worker is to let in."""
         self._exchange.heard()
-        if self._exchange.newcomers and self._exchange.place == 0:
+        if self._exchange.newcomers:
             self._exchange.give(self._lend())
 
     def _lend(self) -> dict[str, Any]:

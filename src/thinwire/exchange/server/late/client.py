@@ -37,7 +37,7 @@ class OpenParameterServer(ParameterServer):
         super().__init__([], range(job.first), worker, down=down, goes_on=True, transport=transport)
         self.owners = sharding.Owners(job.servers)
         self.room = job.room
-        self.newcomers: list[int] = []  # at the door, as of the last roll; the first worker is to let them in
+        self.newcomers: list[int] = []  # at the door, whom this worker is to let in
         self._notices, self._job = notices, job
         self._called: lane.Job | None = None
         self._patience = 2 * timeout + 30  # with servers, which wait for another worker up to the timeout
@@ -66,7 +66,11 @@ class OpenParameterServer(ParameterServer):
             return
         if self.worker < self._job.first:
             self._notices.tell(self.worker, given)
-        objects.compare([self._notices.told(worker) for worker in range(self._job.first)])
+        try:
+            objects.compare([self._notices.told(worker) for worker in range(self._job.first)])
+        except ValueError:
+            self._notices.abandon()
+            raise
 
     # -- at the door ---------------------------------------------------------------------------------------------------
 
@@ -129,7 +133,8 @@ class OpenParameterServer(ParameterServer):
     def _roll(self, step: int) -> Rounds:
         heard, marks = yield from self._saying(Kind.ROLL, 0, size=self.room, step=step)
         self.workers, self.place = heard.alive, heard.place
-        self.newcomers = marks.nonzero().view(-1).tolist()
+        # Whoever was first then lets them in, or nobody: a first that dies meanwhile may have let them in elsewhere.
+        self.newcomers = marks.nonzero().view(-1).tolist() if heard.place == 0 else []
 
     def give(self, state: dict[str, Any]) -> int:
         """Let those in who were at the door, with this state; how many workers there are then. The first worker does,

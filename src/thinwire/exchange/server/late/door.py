@@ -48,7 +48,7 @@ class Door:
         self._state: Tensor | None = None
         self._gifts: dict[int, Tensor] = {}  # for those who were let in
         self._due = time.monotonic() + timeout
-        self._begun = False
+        self._begun, self._abandoned = False, False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -72,6 +72,7 @@ class Door:
         while not self._closing.wait(LOOKING_SECONDS):
             try:
                 knocks = self._notices.knocks(seen)
+                self._abandoned = not self._begun and self._notices.abandoned
             except RuntimeError:  # the store is gone, and the job with it
                 return
             seen += len(knocks)
@@ -89,18 +90,18 @@ class Door:
 
     def awaits(self) -> bool:
         """Whether those may still come that the job begins with."""
-        return not self._begun and time.monotonic() < self._due
+        return not (self._begun or self._abandoned or time.monotonic() > self._due)
 
     def first_arrival(self, inbox: queue.SimpleQueue[Incoming]) -> Incoming | None:
         try:
-            return inbox.get(timeout=max(0.0, self._due - time.monotonic()))
+            return inbox.get(timeout=LOOKING_SECONDS)
         except queue.Empty:
             return None
 
     @property
     def absence(self) -> str:
-        came = f"{len(self._outside)} of {self.job.first} workers"
-        return f"the job did not begin: {came} came within {self._timeout:g} seconds"
+        came = f"{len(self._outside)} of {self.job.first} workers came within {self._timeout:g} seconds"
+        return f"the job did not begin: {'its workers refused; see their errors' if self._abandoned else came}"
 
     def hear(self, arrival: Incoming, alive: int) -> None:
         """What one says who is not in."""

@@ -45,6 +45,14 @@ class Notices:
     def begin(self) -> None:
         self.store.add("begun", 1)
 
+    @property
+    def abandoned(self) -> bool:
+        return self.store.add("abandoned", 0) > 0
+
+    def abandon(self) -> None:
+        """Those who were to begin cannot: the servers need not wait for them."""
+        self.store.add("abandoned", 1)
+
     def tell(self, worker: int, given: Mapping[str, str] | None) -> None:
         """What a worker was given, of those that the job begins with."""
         self.store.set(f"settings/{worker}", json.dumps(given))
