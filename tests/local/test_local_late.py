@@ -11,14 +11,18 @@ from torch import nn
 
 import thinwire as tw
 from helpers.late import Crew
+from helpers.loops import steps
 from helpers.models import batch
 from helpers.plain import die
 from helpers.training import assert_replicas_equal
+from helpers.world import run_world
+from thinwire.exchange.server import snapshots
 from thinwire.exchange.server.frames import Kind
 from thinwire.exchange.server.late.client import OpenParameterServer
+from thinwire.local.late import Arrivals
 
 PLAN = {"every": 4, "scheme": "topk(density=0.25)", "exempt": ()}
-STREAMED = {"servers": 2, "parts": 2, "delay": 1, "mix": 0.5, "scheme": "powersgd(factor_rank=2)"}
+STREAMED = {"servers": 2, "parts": 2, "delay": 1, "mix": 0.5}
 
 
 def network(seed, width):
@@ -239,6 +243,31 @@ def test_over_servers_workers_may_count_by_the_steps_they_made():
     assert served == 3.0
     for each in moved:
         assert each == pytest.approx([(1 + 8 + 27) / 6] * 2, rel=1e-6)
+
+
+def _lent():
+    """What one worker lends another adopts, in one process."""
+    plan = {"every": 4, "parts": 2, "scheme": "powersgd(factor_rank=2)", "controller": "uniform(interval=1)"}
+    nets = [network(seed, 24) for seed in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    here, late = (tw.LocalSteps(*each, **plan) for each in zip(nets, optimizers, strict=True))
+    steps(nets[0], optimizers[0], 0, 7)
+    told = snapshots.unpack(snapshots.pack(Arrivals(here, nets[0], None)._lend()))  # as it travels
+    with torch.no_grad():
+        Arrivals(late, nets[1], None)._adopt(told)
+    assert (late.step, late.steps, late.level, late.schedule.round) == (3, 7, here.level, 1)
+    assert (here.schedule.made, late.schedule.made, late.schedule.at) == ([1, 3], [0, 0], 3)
+    for (name, key), tensor in late.memory.items():
+        shared = key in here.scheme.shared_state
+        assert torch.equal(tensor, here.memory[name, key] if shared else torch.zeros_like(tensor))
+    anchor, theirs = here.anchor.state_dict()["anchor"], nets[0].state_dict()
+    for name, tensor in nets[1].state_dict().items():
+        assert torch.equal(tensor, anchor.get(name, theirs[name]))
+    here.close(), late.close()
+
+
+def test_all_that_workers_have_in_common_is_told_and_nothing_of_their_own():
+    run_world(_lent, 1)
 
 
 def _differ():
