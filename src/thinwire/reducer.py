@@ -35,7 +35,7 @@ from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import Done, Job, Rounds
 from thinwire.schemes import parse
-from thinwire.steering import Measured, Steering
+from thinwire.steering import Measured, Steering, Turned
 
 
 @runtime_checkable
@@ -108,13 +108,18 @@ class Reducer:
     def _steering(self, controller: str | Controller, group: dist.ProcessGroup | None) -> Steering:
         """What a controller starts from may be on some ranks only: the others hear of it, too."""
         try:
-            return Steering(controller, self.scheme)
+            return Steering(controller, self.turned)
         except ValueError:
             self.exchange.open(group, self.scheme)
             with suppress(ValueError):
                 self.exchange.agree(None)
             self.exchange.close()
             raise
+
+    @property
+    def turned(self) -> Turned:
+        """What a controller turns here."""
+        return self.scheme
 
     def _open(self, group: dist.ProcessGroup | None, tensors: Mapping[str, Tensor]) -> None:
         """Make the lane, and hold what this worker was given against what the others were."""

@@ -6,7 +6,7 @@ After DiLoCo (Douillard et al., 2023), Streaming DiLoCo (Douillard et al., 2025)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,9 +28,10 @@ from thinwire.local.anchor import Anchor, Part, shard
 from thinwire.local.attempts import on_attempts
 from thinwire.local.late import Arrivals
 from thinwire.local.outer import MakeOuter, Outer, describe, parse_outer
-from thinwire.local.schedule import Schedule
+from thinwire.local.schedule import Choice, Schedule
 from thinwire.reducer import Reducer
 from thinwire.schemes import parse
+from thinwire.steering import Turned
 
 # What a state says of rounds, beside the anchor.
 _KINDS = {
@@ -68,8 +69,8 @@ class LocalSteps(Reducer):
 
     model: a bare module; or DDP or FSDP2 over the ranks of one site, and then `group` or `exchange` between sites.
     optimizer: this worker's own, with state of its own.
-    every: steps between two rounds, or a function of the round's number. Attempts count: with `scaler`, also steps that
-        a GradScaler skips.
+    every: steps between two rounds, or a function of the round's number; or several numbers, of which `controller`
+        chooses, instead of the scheme's level. Attempts count: with `scaler`, also steps that a GradScaler skips.
     outer: "nesterov(lr=0.7, momentum=0.9)", "sgd(lr=1)", "average", or a function of parameters: an optimizer.
     parts: the tensors go in so many parts of about equal size, in turn, each every `every` steps.
     delay: steps that training goes on while a part travels; at most every / parts.
@@ -91,7 +92,7 @@ class LocalSteps(Reducer):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        every: int | Callable[[int], int] = 30,
+        every: int | Sequence[int] | Callable[[int], int] = 30,
         scheme: str | Scheme = "fp16",
         outer: str | Outer | MakeOuter = "nesterov(lr=0.7, momentum=0.9)",
         decay: float = 1.0,
@@ -117,13 +118,19 @@ class LocalSteps(Reducer):
         averaged = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         made, plain = parse_outer(outer), parse(scheme)
         self.anchor = Anchor(trained | averaged, frozenset(averaged), parts=parts, outer=made)
-        self.schedule = Schedule(every, parts, delay)
+        self._choice = Choice(tuple(every)) if isinstance(every, Sequence) else None
+        if self._choice is not None and (controller is None or not every):
+            raise ValueError(f"every={every!r} is for a controller to choose from: give one, controller=")
+        for length in self._choice.lengths if self._choice else ():
+            Schedule(length, parts, delay)  # each must be possible
+        self.schedule = Schedule(self._chosen if isinstance(every, Sequence) else every, parts, delay)
         self.mix, self.weighted = mix, weighted
         super().__init__(
             self.anchor.like(), plain, group, exchange=exchange, controller=controller, feedback=feedback, decay=decay,
             residual=residual, exempt=lambda name, t: name in averaged or exempted(exempt, plain, name, t),
             warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
         )  # fmt: skip
+        self.schedule.begin(0)  # as the controller begins
         if weighted and self.divided:
             super().close()
             raise ValueError("weighted=True is not for an exchange that takes means inside a machine first")
@@ -155,8 +162,26 @@ class LocalSteps(Reducer):
             raise
 
     def settings(self) -> dict[str, str]:
-        plan = f"{self.schedule.spec}, {describe(self.anchor.outer)}, mix {self.mix}, weighted {self.weighted}"
+        every = "" if self._choice is None else f" of {self._choice.lengths}"
+        plan = f"{self.schedule.spec}{every}, {describe(self.anchor.outer)}, mix {self.mix}, weighted {self.weighted}"
         return super().settings() | {"plan of local steps": plan}
+
+    @property
+    def turned(self) -> Turned:
+        return self._choice or super().turned
+
+    @property
+    def level(self) -> float:
+        return super().level if self._choice is None else self.scheme.level
+
+    def _chosen(self, round: int) -> int:
+        """What the controller has decided by the exchanges that have landed, which are the same on every worker."""
+        steering = getattr(self, "steering", None)
+        if steering is None:
+            assert self._choice is not None
+            return self._choice.lengths[0]
+        steering.settle()
+        return int(steering.level)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -269,6 +294,7 @@ class LocalSteps(Reducer):
         return super().stats() | self.anchor.nbytes | {
             "steps": float(self.schedule.attempts),
             "rounds": float(self.schedule.round),
+            "every": float(self.schedule.length),
             "void_rounds": float(self.void_rounds),
             "bytes_dense": float(self.schedule.attempts * self._dense),
         }  # fmt: skip
@@ -306,6 +332,8 @@ class LocalSteps(Reducer):
         for key, kind in _KINDS.items():
             if not isinstance(local.get(key), kind):
                 raise ValueError(f"the state of local steps has no {kind.__name__} {key!r}")
+        if not isinstance(local.get("length", 1), int):
+            raise ValueError(f"the state of local steps has a round of {local['length']!r} steps")
         self.anchor.check(local)
         parts, room = len(self.anchor.parts), self.anchor.room.numel()
         under_way = local["under_way"] >= 0
