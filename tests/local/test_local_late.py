@@ -49,7 +49,7 @@ def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("thinwire")]
 
 
-def after(kind, server, time, do):
+def after(kind, server, nth, do):
     """In this process, do something once it has said a thing of this kind to this server for the so-manieth time; None:
     once it has heard of somebody by it, later than the first time.
     """
@@ -59,7 +59,7 @@ def after(kind, server, time, do):
         heard = yield from plain(self, *message, **more)
         said.append(message[:2])
         times = said.count(message[:2]) if message[:2] == (kind, server) else 0
-        if times == time or (time is None and times > 1 and heard[1].any()):
+        if times == nth or (nth is None and times > 1 and heard[1].any()):
             do()
         return heard
 
@@ -152,26 +152,30 @@ def test_a_killed_worker_that_starts_again_joins_within_two_rounds(options, vict
                 assert_replicas_equal([each["rounds"][number][2], newcomer["rounds"][number][2]])
 
 
-def has_begun(file):
-    """Wait until a worker has taken part in an exchange, and so made the file."""
+def await_file(file):
+    """Wait for a file that a worker makes by an `after`."""
     limit = time.monotonic() + 60
     while not file.exists():
         assert time.monotonic() < limit
         time.sleep(0.01)
 
 
-def test_one_more_may_come_where_there_is_room(tmp_path):
-    file = tmp_path / "begun"
+def test_one_more_may_come_where_there_is_room_and_none_whose_number_is_taken(tmp_path):
+    file, there = tmp_path / "begun", tmp_path / "there"
     with Crew(3) as crew:
         serving = crew.start(0, partial(serve, room=3))
         begins = {1: (Kind.ROLL, 0, 1, file.touch)}  # the second worker calls no roll at the beginning
         workers = [crew.start(1 + worker, partial(train, 3, room=3, does=begins.get(worker))) for worker in range(2)]
-        has_begun(file)
+        await_file(file)
         (refused,) = crew.end(crew.start(4, partial(train, 3, room=3)))
         assert "there is room for 3 workers, up to rank 3" in refused
+        double = crew.start(1, partial(train, 3, room=3, does=(Kind.KNOCK, 0, 1, there.touch)))
+        await_file(there)
         newcomer, *others = crew.end(crew.start(3, partial(train, 3, room=3)), *workers)
         assert_one_job([*others, newcomer], newcomer)
         assert crew.end(serving) == [(3.0, [])]
+        (unwanted,) = crew.end(double)
+        assert "the job has ended" in unwanted
 
 
 def test_whoever_cannot_join_costs_the_others_nothing():
@@ -195,7 +199,9 @@ def test_whoever_cannot_join_costs_the_others_nothing():
         assert crew.end(serving) == [(3.0, [])]
 
 
-@pytest.mark.parametrize("moment", [(Kind.ROLL, 0, None), (Kind.GIVE, 0, 2), (Kind.ADMIT, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    "moment", [(Kind.ROLL, 0, None), (Kind.GIVE, 0, 2), (Kind.ADMIT, 1, 3)], ids="heard told in".split()
+)
 def test_where_the_one_dies_who_lets_another_in_the_next_does(moment, tmp_path):
     """When it has heard of the newcomer; has told the state; has let it in at one server and not yet at the other."""
     file = tmp_path / "begun"
@@ -206,7 +212,7 @@ def test_where_the_one_dies_who_lets_another_in_the_next_does(moment, tmp_path):
         workers = [
             crew.start(2 + worker, partial(train, 3, servers=2, room=4, does=does.get(worker))) for worker in range(3)
         ]
-        has_begun(file)
+        await_file(file)
         fourth = crew.start(5, partial(train, 3, servers=2, room=4))
         (dead,) = crew.end(workers.pop(0))
         assert "SIGKILL" in dead

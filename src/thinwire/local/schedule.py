@@ -11,7 +11,7 @@ from thinwire.core.scheme import Knob
 
 @dataclass(frozen=True)
 class Choice:
-    """Lengths of a round for a controller to choose from; training begins with the first."""
+    """Lengths of a round for a controller to choose from; one that has no other beginning begins with the first."""
 
     lengths: tuple[int, ...]
 
