@@ -2,6 +2,11 @@
 
 torchrun --nproc-per-node 2 examples/local_steps.py
 torchrun --nproc-per-node 2 examples/local_steps.py --every 50 --scheme "qsgd(bits=2)" --checkpoint /tmp/run
+
+With --late the first rank serves, and any other may be killed and started again, by the same command:
+
+export WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500
+for rank in 0 1 2 3; do RANK=$rank python examples/local_steps.py --late --steps 20000 & done
 """
 
 import argparse
@@ -20,29 +25,42 @@ def main() -> None:
     options.add_argument("--scheme", default="qsgd(bits=4)", help="how weight changes travel (see `thinwire list`)")
     options.add_argument("--outer", default="average", help="moves the common weights")
     options.add_argument("--steps", type=int, default=100)
+    options.add_argument("--late", action="store_true", help="workers may come late, or again: not under torchrun")
     options.add_argument("--checkpoint", type=Path, help="a folder to save to at the end, and to resume from")
     given = options.parse_args()
 
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    exchange = None
+    if given.late:
+        role = tw.join(late=True)
+        if role.exchange is None:
+            role.serve()
+            return
+        exchange, rank = role.exchange, role.exchange.worker
+    else:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))  # no DistributedDataParallel
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    local = tw.LocalSteps(net, optimizer, every=given.every, scheme=given.scheme, outer=given.outer)
+    local = tw.LocalSteps(
+        net, optimizer, every=given.every, scheme=given.scheme, outer=given.outer, exchange=exchange
+    )  # fmt: skip
 
     file = given.checkpoint / f"rank{rank}.pt" if given.checkpoint else None
-    first = 0
-    if file and file.exists():
+    last = given.steps
+    if local.steps:
+        print(f"worker {rank} goes on from step {local.steps}")
+    elif file and file.exists():
         state = torch.load(file, weights_only=True)
         net.load_state_dict(state["net"])
         optimizer.load_state_dict(state["optimizer"])
         local.load_state_dict(state["local"])
-        first = state["step"]
+        last = local.steps + given.steps
 
     teacher = torch.randn(64, 10, generator=torch.Generator().manual_seed(1))
     unseen = torch.randn(1000, 64, generator=torch.Generator().manual_seed(2))
-    for step in range(first, first + given.steps):  # an ordinary loop
+    for step in range(local.steps, last):  # an ordinary loop
         x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
         loss = nn.functional.cross_entropy(net(x), (x @ teacher).argmax(1))
         optimizer.zero_grad()
@@ -56,13 +74,14 @@ def main() -> None:
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
         state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "local": local.state_dict()}
-        torch.save(state | {"step": first + given.steps}, file)
+        torch.save(state, file)
     stats = local.stats()
     if rank == 0:
         share = stats["bytes_given"] / stats["bytes_dense"]
         print(f"{right:.1%} right; gave {share:.1%} of the bytes that plain DDP gives to its all-reduce")
     local.close()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -101,6 +101,27 @@ def load(wire: Reducer, state: Mapping[str, Any]) -> None:
     wire.exchange.transport.ledger.load(ledger)
 
 
+def lend(wire: Reducer) -> dict[str, Any]:
+    """What a worker that comes late must have of one that was here: all that is equal on all workers."""
+    return {
+        "step": wire.step,
+        "shared": _divide(wire)[0],
+        "steering": wire.steering.state_dict() | {"observed": []} if wire.steering else {},
+        "scale": wire.memory_scale,
+    }
+
+
+def adopt(wire: Reducer, state: Mapping[str, Any]) -> None:
+    """Take what another worker has lent. What this worker owes is nothing, as at the start."""
+    _, own = _divide(wire)
+    together = {name: {**state["shared"].get(name, {}), **own.get(name, {})} for name in {**state["shared"], **own}}
+    wire.memory.check(together)
+    take_steering = _steering(wire, state)
+    wire.memory.load_state_dict(together)
+    wire.step, wire.memory_scale = state["step"], state["scale"]
+    take_steering()
+
+
 def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, dict[str, float]]:
     """Step, scale and ledger of a state that was made for this wire."""
     number = state.get("format") if isinstance(state, Mapping) else None

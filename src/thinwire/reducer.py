@@ -35,7 +35,7 @@ from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import Done, Job, Rounds
 from thinwire.schemes import parse
-from thinwire.steering import Measured, Steering
+from thinwire.steering import Measured, Steering, Turned
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Reducer:
 
     Every worker makes one, with the same arguments, over tensors of the same names and shapes. It knows names, levels
     and whose turn it is; it knows nothing of how a scheme works, nor of models and gradients. Arguments as in `attach`;
-    `tensors` by name (no values are read), `group` the process group of the workers.
+    `tensors` by name (no values are read), `group` the process group of the workers, if they are in one.
     """
 
     subject: ClassVar[str] = "gradients of step"  # what it exchanges, for errors
@@ -60,7 +60,7 @@ class Reducer:
         self,
         tensors: Mapping[str, Tensor],
         scheme: str | Scheme,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         *,
         exchange: Exchange | None = None,
         controller: str | Controller | None = None,
@@ -105,10 +105,10 @@ class Reducer:
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain and self.waits else None
 
-    def _steering(self, controller: str | Controller, group: dist.ProcessGroup) -> Steering:
+    def _steering(self, controller: str | Controller, group: dist.ProcessGroup | None) -> Steering:
         """What a controller starts from may be on some ranks only: the others hear of it, too."""
         try:
-            return Steering(controller, self.scheme)
+            return Steering(controller, self.turned)
         except ValueError:
             self.exchange.open(group, self.scheme)
             with suppress(ValueError):
@@ -116,7 +116,12 @@ class Reducer:
             self.exchange.close()
             raise
 
-    def _open(self, group: dist.ProcessGroup, tensors: Mapping[str, Tensor]) -> None:
+    @property
+    def turned(self) -> Turned:
+        """What a controller turns here."""
+        return self.scheme
+
+    def _open(self, group: dist.ProcessGroup | None, tensors: Mapping[str, Tensor]) -> None:
         """Make the lane, and hold what this worker was given against what the others were."""
         self.exchange.open(group, self.scheme)
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]

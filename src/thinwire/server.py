@@ -20,6 +20,9 @@ from thinwire.exchange.objects import all_gather_objects
 from thinwire.exchange.server import limits
 from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.client import ParameterServer
+from thinwire.exchange.server.late.client import OpenParameterServer
+from thinwire.exchange.server.late.door import Door
+from thinwire.exchange.server.late.notices import Job, Notices
 from thinwire.exchange.server.loop import Server
 from thinwire.exchange.server.pushpull import PushPull
 from thinwire.exchange.server.weights import MakeOptimizer, MakeSchedule, SharedWeights
@@ -35,6 +38,8 @@ def join(
     timeout_seconds: float = 300.0,
     memory_bytes: int | None = None,
     transport: Transport | None = None,
+    late: bool = False,
+    room: int | None = None,
 ) -> Role:
     """Divide the ranks of a job: the first `servers` serve, the others train. Every rank calls it alike.
 
@@ -46,18 +51,26 @@ def join(
     memory_bytes: of a server, that all workers' messages together may take; each has an equal share, and one that asks
         for more is refused. The machine's unless given.
     transport: starts and counts what a worker sends; one of its own unless given.
+    late: workers may come late, or again, to `LocalSteps`. It takes the place of init_process_group, which no rank can
+        join later: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who this is, and rank 0 must serve.
+    room: with `late`, for how many workers there is room in all; for as many as begin, unless given.
     """
-    if not dist.is_initialized():
-        raise ValueError("join() divides the ranks of a job: call torch.distributed.init_process_group first")
-    ranks = list(range(dist.get_world_size()))
-    if not isinstance(servers, int) or not 1 <= servers < len(ranks):
-        raise ValueError(f"servers must leave a worker: 1..{len(ranks) - 1} of {len(ranks)} ranks, got {servers!r}")
     if not timeout_seconds > 0:
         raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds!r}")
     if on_failure not in ("continue", "stop"):
         raise ValueError(f"on_failure must be 'continue' or 'stop', got {on_failure!r}")
     if memory_bytes is not None and not memory_bytes > 0:
         raise ValueError(f"memory_bytes must be positive, got {memory_bytes!r}")
+    if late:
+        if on_failure != "continue":
+            raise ValueError('late=True is for a job that goes on without the lost: on_failure="continue"')
+        return _open_role(servers, down, timeout_seconds, memory_bytes, transport, room)
+    if room is not None:
+        raise ValueError("room= is for workers that come late: join(late=True)")
+    if not dist.is_initialized():
+        raise ValueError("join() divides the ranks of a job: call torch.distributed.init_process_group first")
+    ranks = list(range(dist.get_world_size()))
+    _check_servers(servers, len(ranks))
     everyone = dist.group.WORLD
     assert everyone is not None
     session = all_gather_objects(f"thinwire/{uuid.uuid4().hex}", everyone)[0]
@@ -87,6 +100,38 @@ def join(
     return Role(workers, exchange, {}, on_failure, timeout_seconds, 0)
 
 
+def _check_servers(servers: int, ranks: int) -> None:
+    if not isinstance(servers, int) or not 1 <= servers < ranks:
+        raise ValueError(f"servers must leave a worker: 1..{ranks - 1} of {ranks} ranks, got {servers!r}")
+
+
+def _open_role(
+    servers: int, down: str, timeout: float, memory_bytes: int | None, transport: Transport | None, room: int | None
+) -> Role:
+    """In a job that workers may join late, by its store alone."""
+    if dist.is_initialized():
+        raise ValueError(
+            "join(late=True) takes the place of init_process_group: a worker that comes late cannot call it"
+        )
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
+    _check_servers(servers, world_size)
+    first = world_size - servers
+    if room is not None and (not isinstance(room, int) or room < first):
+        raise ValueError(f"room must be at least {first}, the workers that the job begins with, got {room!r}")
+    notices, job = Notices(store, timeout), Job(servers, first, room or first)
+    if rank == 0:
+        notices.announce(job)
+    elif notices.job() != job:
+        raise ValueError(f"the job has {notices.job()}, this rank was given {job}")
+    if rank < servers:
+        door = Door(notices, job, rank, timeout)
+        return Role(None, None, {}, "continue", timeout, memory_bytes or limits.memory_bytes(), door)
+    if rank - servers >= job.room:
+        raise ValueError(f"there is room for {job.room} workers, up to rank {servers + job.room - 1}: see join(room=)")
+    exchange = OpenParameterServer(notices, job, rank - servers, timeout=timeout, down=down, transport=transport)
+    return Role(None, exchange, {}, "continue", timeout, 0)
+
+
 @dataclass(frozen=True)
 class Role:
     """What this rank does: it serves, or it trains with `exchange` among the process group `workers`."""
@@ -97,6 +142,7 @@ class Role:
     on_failure: str
     timeout_seconds: float
     memory_bytes: int
+    door: Door | None = None
 
     @property
     def serves(self) -> bool:
@@ -114,11 +160,14 @@ class Role:
             raise ValueError("this rank trains: role.serves is False")
         if schedule is not None and optimizer is None:
             raise ValueError("a schedule is of the servers' optimizer; without one, schedule on the workers")
+        if optimizer is not None and self.door is not None:
+            raise ValueError("late=True is for LocalSteps, whose weights the workers own: serve() without an optimizer")
         shared = SharedWeights(optimizer, staleness, schedule) if optimizer is not None else None
         stops = self.on_failure == "stop"
         server = Server(
-            self.channels, shared=shared, stops=stops, timeout=self.timeout_seconds, memory_bytes=self.memory_bytes
-        )
+            self.channels, shared=shared, stops=stops, timeout=self.timeout_seconds, memory_bytes=self.memory_bytes,
+            door=self.door,
+        )  # fmt: skip
         return server.run()
 
 
@@ -148,6 +197,8 @@ class ServerOptimizer:
     ) -> None:
         if role.exchange is None:
             raise ValueError("this rank serves; only workers have a ServerOptimizer")
+        if isinstance(role.exchange, OpenParameterServer):
+            raise ValueError("late=True is for LocalSteps: a ServerOptimizer needs all workers from the start")
         casts = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
         if down not in casts:
             raise ValueError(f"weights come back as one of {', '.join(casts)}, got {down!r}")

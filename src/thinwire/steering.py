@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,23 +25,34 @@ from thinwire.control.controller import WINDOW
 from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
 from thinwire.core.request import Max, Sum
-from thinwire.core.scheme import Conversation, Scheme, Wrapper
+from thinwire.core.scheme import Conversation, Knob, Wrapper
 from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Job
 
 FORMAT = 2  # 1: only rank 0, or the first server, knew what the controller had learnt
 
 
+class Turned(Protocol):
+    """What a controller turns: a scheme is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def knob(self) -> Knob | None: ...
+    @property
+    def level(self) -> float: ...
+
+
 class Steering:
     """One worker's controller. `level` changes on the lane only, between two steps."""
 
-    def __init__(self, controller: str | Controller, scheme: Scheme) -> None:
+    def __init__(self, controller: str | Controller, turned: Turned) -> None:
         self.controller = control.parse(controller)
-        if scheme.knob is None:
-            raise ValueError(f"{scheme.name} has no knob for a controller to turn")
-        menu = self.controller.menu(scheme.knob.menu)
+        if turned.knob is None:
+            raise ValueError(f"{turned.name} has no knob for a controller to turn")
+        menu = self.controller.menu(turned.knob.menu)
         self.controller.start(menu)
-        self.level = self.controller.first(scheme.level, menu)
+        self.level = self.controller.first(turned.level, menu)
         self.due = False  # the step under way is the last before a decision: measure it
         self.squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}  # of the norms in that step
         self._observed: list[float | Tensor] = []

@@ -124,6 +124,27 @@ def test_workers_may_count_by_the_steps_they_made():
         torch.testing.assert_close(change, torch.full((4, 4), (1 * 1 + 3 * 6) / 4))
 
 
+def _weighted_buffers():
+    """Two rounds at one place: in the second nobody has made a step."""
+    net = nn.BatchNorm1d(3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with tw.LocalSteps(net, optimizer, every=9, scheme="fp32", outer="average", weighted=True) as local:
+        for _ in range(1 + 2 * dist.get_rank()):
+            net.weight.grad = torch.zeros_like(net.weight)
+            optimizer.step()
+        net.running_mean.fill_(8.0 * dist.get_rank())
+        local.sync()
+        once = net.running_mean.clone()
+        local.sync()
+        return once, net.running_mean.clone()
+
+
+def test_buffers_count_by_steps_too_and_stay_where_nobody_made_one():
+    for once, again in run_world(_weighted_buffers, 2):
+        torch.testing.assert_close(once, torch.full((3,), (1 * 0 + 3 * 8.0) / 4))
+        torch.testing.assert_close(again, once)
+
+
 def _site(sharded):
     """Ranks 0, 1 are one site, 2, 3 another; each rank speaks with its like in the other site."""
     from torch.distributed.device_mesh import init_device_mesh

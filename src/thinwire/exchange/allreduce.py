@@ -50,8 +50,9 @@ class AllReduce:
         self._direct: Direct | None = None
         self._let_go: Callable[[], object] | None = None
 
-    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
         """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
+        assert group is not None
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         arithmetic.check_route(self.route, scheme)

@@ -41,8 +41,11 @@ class Exchange(Protocol):
         """Where small tensors that travel by themselves must live."""
         ...
 
-    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
-        """Make the lane. Every worker of the group calls this, in the same order of calls."""
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+        """Make the lane. Every worker of the group calls this, in the same order of calls.
+
+        None: there is no group, where an exchange needs none.
+        """
         ...
 
     def direct(self, scheme: Scheme) -> Direct | None:

@@ -120,7 +120,7 @@ class Hierarchical:
     def route(self) -> str:
         return f"{self._outer.route}, parts of {self.whole} for {self._local} inside by {self.inside.spec}"
 
-    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
         if self.lane is not None:
             raise ValueError("this Hierarchical is in use by another attach(); make one for each")
         arithmetic.check_route(self._outer.route, scheme)

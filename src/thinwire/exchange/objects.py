@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,13 +50,18 @@ def agree(given: Mapping[str, str] | None, group: dist.ProcessGroup) -> None:
 
     A rank that refused its arguments takes part with None, so that the others hear of it instead of waiting.
     """
-    everyone = all_gather_objects(given, group)
+    compare(all_gather_objects(given, group))
+
+
+def compare(everyone: Sequence[Mapping[str, str] | None]) -> None:
+    """Raise ValueError unless all were given the same, in rank order; None is one who refused its arguments."""
     refused = [rank for rank, theirs in enumerate(everyone) if theirs is None]
     if refused:
         raise ValueError(f"ranks {refused} refused their arguments; see their own errors")
-    for field in everyone[0]:
+    willing = [theirs for theirs in everyone if theirs is not None]
+    for field in willing[0]:
         camps: dict[str, list[int]] = {}
-        for rank, theirs in enumerate(everyone):
+        for rank, theirs in enumerate(willing):
             camps.setdefault(str(theirs.get(field, "nothing")), []).append(rank)
         if len(camps) > 1:
             against = " against ".join(f"ranks {ranks} ({text[:60]})" for text, ranks in camps.items())

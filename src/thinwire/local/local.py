@@ -6,7 +6,7 @@ After DiLoCo (Douillard et al., 2023), Streaming DiLoCo (Douillard et al., 2025)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,12 +23,15 @@ from thinwire.core.partition import Exempt, exempted
 from thinwire.core.request import Max
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.exchange import Exchange
+from thinwire.exchange.server.late.client import OpenParameterServer
 from thinwire.local.anchor import Anchor, Part, shard
 from thinwire.local.attempts import on_attempts
+from thinwire.local.late import Arrivals
 from thinwire.local.outer import MakeOuter, Outer, describe, parse_outer
-from thinwire.local.schedule import Schedule
+from thinwire.local.schedule import Choice, Schedule
 from thinwire.reducer import Reducer
 from thinwire.schemes import parse
+from thinwire.steering import Turned
 
 # What a state says of rounds, beside the anchor.
 _KINDS = {
@@ -66,8 +69,8 @@ class LocalSteps(Reducer):
 
     model: a bare module; or DDP or FSDP2 over the ranks of one site, and then `group` or `exchange` between sites.
     optimizer: this worker's own, with state of its own.
-    every: steps between two rounds, or a function of the round's number. Attempts count: with `scaler`, also steps that
-        a GradScaler skips.
+    every: steps between two rounds, or a function of the round's number; or several numbers, of which `controller`
+        chooses, instead of the scheme's level. Attempts count: with `scaler`, also steps that a GradScaler skips.
     outer: "nesterov(lr=0.7, momentum=0.9)", "sgd(lr=1)", "average", or a function of parameters: an optimizer.
     parts: the tensors go in so many parts of about equal size, in turn, each every `every` steps.
     delay: steps that training goes on while a part travels; at most every / parts.
@@ -89,7 +92,7 @@ class LocalSteps(Reducer):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        every: int | Callable[[int], int] = 30,
+        every: int | Sequence[int] | Callable[[int], int] = 30,
         scheme: str | Scheme = "fp16",
         outer: str | Outer | MakeOuter = "nesterov(lr=0.7, momentum=0.9)",
         decay: float = 1.0,
@@ -115,30 +118,70 @@ class LocalSteps(Reducer):
         averaged = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         made, plain = parse_outer(outer), parse(scheme)
         self.anchor = Anchor(trained | averaged, frozenset(averaged), parts=parts, outer=made)
-        self.schedule = Schedule(every, parts, delay)
+        self._choice = Choice(tuple(every)) if isinstance(every, Sequence) else None
+        if self._choice is not None and (controller is None or not every):
+            raise ValueError(f"every={every!r} is for a controller to choose from: give one, controller=")
+        for length in self._choice.lengths if self._choice else ():
+            Schedule(length, parts, delay)  # each must be possible
+        self.schedule = Schedule(self._chosen if isinstance(every, Sequence) else every, parts, delay)
         self.mix, self.weighted = mix, weighted
         super().__init__(
             self.anchor.like(), plain, group, exchange=exchange, controller=controller, feedback=feedback, decay=decay,
             residual=residual, exempt=lambda name, t: name in averaged or exempted(exempt, plain, name, t),
             warmup_steps=warmup_steps, warmup_level=warmup_level, seed=seed,
         )  # fmt: skip
+        self.schedule.begin(0)  # as the controller begins
         if weighted and self.divided:
             super().close()
             raise ValueError("weighted=True is not for an exchange that takes means inside a machine first")
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(shard(tensor), dist.get_global_rank(group, 0), group=group)
-        self.anchor.take_local()
-        self._crew = self.exchange.workers  # to begin with
         self._dense = sum(shard(p).nbytes for p in trained.values())
         self._optimizer = optimizer
         self._told = (0, False)  # by this worker for the round under way: its attempts, and whether it is not finite
-        self._void_rounds = 0
+        self.void_rounds = 0
         self._flight: _Flight | None = None
+        self._arrivals: Arrivals | None = None
+        self._begin_together(module, group)
         self._let_go = on_attempts(optimizer, scaler, self._attempted)
 
+    @torch.no_grad()
+    def _begin_together(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
+        """From what the first worker has; where workers may come late, from what the job has."""
+        if not isinstance(self.exchange, OpenParameterServer):
+            assert group is not None
+            for tensor in [*module.parameters(), *module.buffers()]:
+                dist.broadcast(shard(tensor), dist.get_global_rank(group, 0), group=group)
+            self.anchor.take_local()
+            self._crew = self.exchange.workers  # to begin with
+            return
+        self._crew = self.exchange.room
+        self._arrivals = Arrivals(self, module, self.exchange)
+        try:
+            self._arrivals.enter()
+        except BaseException:
+            super().close()
+            raise
+
     def settings(self) -> dict[str, str]:
-        plan = f"{self.schedule.spec}, {describe(self.anchor.outer)}, mix {self.mix}, weighted {self.weighted}"
+        every = "" if self._choice is None else f" of {self._choice.lengths}"
+        plan = f"{self.schedule.spec}{every}, {describe(self.anchor.outer)}, mix {self.mix}, weighted {self.weighted}"
         return super().settings() | {"plan of local steps": plan}
+
+    @property
+    def turned(self) -> Turned:
+        return self._choice or super().turned
+
+    @property
+    def level(self) -> float:
+        return super().level if self._choice is None else self.scheme.level
+
+    def _chosen(self, round: int) -> int:
+        """What the controller has decided by the exchanges that have landed, which are the same on every worker."""
+        steering = getattr(self, "steering", None)
+        if steering is None:
+            assert self._choice is not None
+            return self._choice.lengths[0]
+        steering.settle()
+        return int(steering.level)
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -149,10 +192,12 @@ class LocalSteps(Reducer):
             self._flight.left -= 1
             if self._flight.left <= 0:
                 self._land(self.mix)
+                self._let_in()
         for number in self.schedule.attempt():
             self._depart(self.anchor.parts[number])
             if not self.schedule.delay:
                 self._land(self.mix)
+                self._let_in()
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -164,12 +209,20 @@ class LocalSteps(Reducer):
             self._depart(part)
             self._land(0.0)
         self.schedule.begin(self.schedule.round + 1)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Between two exchanges, those who have come."""
+        if self._arrivals is not None:
+            self._arrivals.let_in()
 
     def _depart(self, part: Part) -> None:
         change = self.anchor.change(part)
         made = self.schedule.leave(part.number)
         self._told = (made if self.weighted else self.schedule.attempts, not kernels.all_finite(change))
         self.begin_step()
+        if self._arrivals is not None:
+            self._arrivals.call()
         for start, layout in part.buckets:
             last = start + layout.numel == part.layout.numel
             self.submit(change[start : start + layout.numel], layout, last=last, done=lambda error: None)
@@ -190,7 +243,8 @@ class LocalSteps(Reducer):
         if any(ill):
             return part.flat.fill_(torch.nan)  # so that all see it, those too who were asked about other parts
         if self.weighted:
-            part.flat.mul_(made[worker] * len(made) / max(1, sum(made.values())))
+            total = sum(made.values())  # 0: nobody has made a step, and buffers still have a mean
+            part.flat.mul_(made[worker] * len(made) / total if total else 1.0)
         return (yield from super()._converse(part))
 
     def _arrive(self, flight: _Flight) -> None:
@@ -212,7 +266,7 @@ class LocalSteps(Reducer):
         self.anchor.take(flight.part, mix)
 
     def _begin_anew(self, part: Part) -> None:
-        self._void_rounds += 1
+        self.void_rounds += 1
         self.anchor.take(part, 0.0)
         if self._told[1]:
             warnings.warn("weights of this worker are not finite: it goes on from the anchor", stacklevel=2)
@@ -230,12 +284,18 @@ class LocalSteps(Reducer):
         with torch.no_grad(), self.anchor.shown(), torch.enable_grad():
             yield
 
+    @property
+    def steps(self) -> int:
+        """That the job has made: where the training loop of a worker begins that came late, or resumes."""
+        return self.schedule.attempts
+
     def stats(self) -> dict[str, float]:
         """As of any wire; `steps` are the worker's own, and `bytes_dense` what exchanging in all of them would take."""
         return super().stats() | self.anchor.nbytes | {
             "steps": float(self.schedule.attempts),
             "rounds": float(self.schedule.round),
-            "void_rounds": float(self._void_rounds),
+            "every": float(self.schedule.length),
+            "void_rounds": float(self.void_rounds),
             "bytes_dense": float(self.schedule.attempts * self._dense),
         }  # fmt: skip
 
@@ -249,7 +309,7 @@ class LocalSteps(Reducer):
                 "under_way": -1 if flight is None else flight.part.number,
                 "left": 0 if flight is None else flight.left,
                 "mean": self.anchor.room if self.schedule.delay else self.anchor.room[:0],
-                "void_rounds": self._void_rounds,
+                "void_rounds": self.void_rounds,
                 "told": list(self._told),
             },
         }  # fmt: skip
@@ -272,6 +332,8 @@ class LocalSteps(Reducer):
         for key, kind in _KINDS.items():
             if not isinstance(local.get(key), kind):
                 raise ValueError(f"the state of local steps has no {kind.__name__} {key!r}")
+        if not isinstance(local.get("length", 1), int):
+            raise ValueError(f"the state of local steps has a round of {local['length']!r} steps")
         self.anchor.check(local)
         parts, room = len(self.anchor.parts), self.anchor.room.numel()
         under_way = local["under_way"] >= 0
@@ -284,7 +346,7 @@ class LocalSteps(Reducer):
     def _load(self, local: dict[str, Any], *, resumes: bool) -> None:
         self.anchor.load_state_dict(local)
         self.schedule.load_state_dict(local)
-        self._void_rounds, self._told = local["void_rounds"], tuple(local["told"])
+        self.void_rounds, self._told = local["void_rounds"], tuple(local["told"])
         self._flight = None
         if local["under_way"] >= 0:
             part = self.anchor.parts[local["under_way"]]
@@ -310,8 +372,12 @@ class LocalSteps(Reducer):
 
 def _between_sites(
     model: nn.Module, group: dist.ProcessGroup | None, exchange: Exchange | None
-) -> tuple[nn.Module, dist.ProcessGroup]:
-    """The module whose weights change, and the group that takes their mean."""
+) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    """The module whose weights change, and the group that takes their mean; None where they are in none."""
+    if isinstance(exchange, OpenParameterServer):
+        if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
+            raise ValueError(f"where workers may come late LocalSteps takes a bare module, got {type(model).__name__}")
+        return model, None
     if not dist.is_initialized():
         raise ValueError("LocalSteps needs torch.distributed: call init_process_group first")
     if not isinstance(model, nn.Module):

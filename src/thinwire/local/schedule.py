@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from thinwire.core.scheme import Knob
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Lengths of a round for a controller to choose from; one that has no other beginning begins with the first."""
+
+    lengths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return "every"
+
+    @property
+    def level(self) -> float:
+        return float(self.lengths[0])
+
+    @property
+    def knob(self) -> Knob:
+        return Knob("every", tuple(map(float, sorted(set(self.lengths), reverse=True))), self.level)
 
 
 class Schedule:
@@ -49,8 +71,12 @@ class Schedule:
         return f"every {self.length}, {self.parts} parts, delay {self.delay}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"attempts": self.attempts, "made": list(self.made), "round": self.round, "at": self.at}
+        return {
+            "attempts": self.attempts, "made": list(self.made), "round": self.round, "at": self.at,
+            "length": self.length,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.begin(int(state["round"]))
+        self.length = int(state.get("length", self.length))  # of the round under way; what is chosen now is the next's
         self.attempts, self.at, self.made = int(state["attempts"]), int(state["at"]), list(state["made"])

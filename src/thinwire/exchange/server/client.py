@@ -75,9 +75,10 @@ class ParameterServer:
     def route(self) -> str:
         return f"{len(self._channels)} servers, down {self.down}"
 
-    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
         if self.lane is not None or self._left:
             raise ValueError("this ParameterServer has been used by another attach(); join() gives a new one")
+        assert group is not None
         ranks = dist.get_process_group_ranks(group)
         if ranks != self._ranks:
             raise ValueError(
@@ -325,7 +326,7 @@ class ParameterServer:
         read = self._read(reply, server, self._sequences[server])
         return answer if size else torch.tensor([read.nbytes])
 
-    def _run(self, rounds: Rounds) -> Tensor:
+    def _run(self, rounds: Rounds) -> Any:
         """Rounds on the lane, after everything that was queued before it; without a lane, here and now."""
         if self._left:
             raise ValueError("this exchange is closed")

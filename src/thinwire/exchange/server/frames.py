@@ -32,6 +32,11 @@ class Kind(IntEnum):
     GRADIENT = 5  # asynchronous: a gradient up, weights down
     WEIGHTS = 6  # asynchronous: the first weights up (from one worker), weights down
     BYE = 7  # this worker has finished
+    KNOCK = 8  # at the door: may this worker come in?
+    ROLL = 9  # who is at the door? all workers ask it together
+    GIVE = 10  # the job's state, for those at the door
+    ADMIT = 11  # count on these, too, from now on
+    TAKE = 12  # send the job's state, to one who was let in
 
 
 class Verdict(IntEnum):

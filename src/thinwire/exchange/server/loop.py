@@ -5,6 +5,7 @@
 A worker is dropped when its connection breaks, when it says something that cannot be true, or when it keeps the others
 waiting longer than the timeout. The answer is then the mean over those who answered, and every reply says how many
 are left. Nothing a worker sends can stop the loop: what goes wrong in a round is told to those who asked for it.
+Where there is a door, workers may come late, or again: see `late`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from thinwire.core.memory import Memory
 from thinwire.exchange.server import frames, operations, snapshots
 from thinwire.exchange.server.channel import Channel
 from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
+from thinwire.exchange.server.late.door import Door
 from thinwire.exchange.server.operations import BadPayload, Round
 from thinwire.exchange.server.peers import FINISHED, Incoming, Peer, Pool
 from thinwire.exchange.server.weights import SharedWeights
 
 FORMAT = 1
+LATE = (Kind.KNOCK, Kind.ROLL, Kind.GIVE, Kind.ADMIT, Kind.TAKE)
 FAREWELL_SECONDS = 5.0  # for those that were refused to hear why
 
 
@@ -46,6 +49,7 @@ class Server:
         stops: bool = False,
         timeout: float,
         memory_bytes: int,
+        door: Door | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.memory = Memory()
@@ -56,17 +60,19 @@ class Server:
         self._pool = Pool(memory_bytes)
         self._snapshot: Tensor | None = None
         self._inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
-        self._peers = {
-            worker: Peer(
-                worker, channel, self._inbox, self._pool, self.ledger,
-                share=memory_bytes // len(channels), memory=memory_bytes,
-            ) for worker, channel in channels.items()
-        }  # fmt: skip
+        self._door = door
+        self._memory_bytes, self._share = memory_bytes, memory_bytes // (door.job.room if door else len(channels))
+        self._peers = {worker: self._peer(worker, channel) for worker, channel in channels.items()}
+
+    def _peer(self, worker: int, channel: Channel) -> Peer:
+        return Peer(worker, channel, self._inbox, self._pool, self.ledger, share=self._share, memory=self._memory_bytes)
 
     def run(self) -> dict[str, float]:
         """Serve to the end; the totals of the ledger. Raises if every worker was lost before it had finished."""
+        if self._door is not None:
+            self._door.open(self._peer)
         try:
-            while self._present:
+            while self._goes_on():
                 self._take(self._next())
                 while self._round_is_complete():
                     self._answer_round()
@@ -74,6 +80,10 @@ class Server:
             deadline = time.monotonic() + FAREWELL_SECONDS
             for peer in self._peers.values():
                 peer.close(deadline)
+            if self._door is not None:
+                self._door.close(deadline)
+        if self._door is not None and not self._peers:
+            raise RuntimeError(self._door.absence)
         lost = {worker: peer.gone for worker, peer in self._peers.items() if peer.gone != FINISHED}
         if len(lost) == len(self._peers) or (self._stops and lost):
             told = "; ".join(f"worker {worker}: {reason}" for worker, reason in lost.items())
@@ -89,8 +99,14 @@ class Server:
     def _present(self) -> list[int]:
         return [worker for worker, peer in self._peers.items() if not peer.gone]
 
+    def _goes_on(self) -> bool:
+        """Whether a worker is here, or the first are still to come."""
+        return bool(self._present) or (self._door is not None and self._door.awaits())
+
     def _next(self) -> Incoming | None:
         """The next arrival; None when someone has waited for the others for too long."""
+        if self._door is not None and not self._peers:
+            return self._door.first_arrival(self._inbox)
         waiting = self._waiting()
         busy = [self._peers[worker] for worker in self._present if worker not in waiting]
         if not waiting or not busy:
@@ -122,7 +138,11 @@ class Server:
         if arrival is None:
             self._drop_the_late()
             return
-        peer, push = self._peers[arrival.worker], arrival.push
+        peer, push = arrival.peer, arrival.push
+        assert peer is not None
+        if peer is not self._peers.get(arrival.worker) and self._door is not None:
+            self._hear_outside(arrival, self._door)
+            return
         if peer.gone:
             self._clear(arrival)
             return
@@ -149,6 +169,8 @@ class Server:
             self._peers[arrival.worker].asked.append(arrival)
         elif push.kind in (Kind.GRADIENT, Kind.WEIGHTS):
             self._trade(arrival)
+        elif push.kind in LATE:
+            self._serve_late(arrival, push)
         elif arrival.worker != 0:
             raise ValueError("the first worker saves and loads what servers hold, and nobody else")
         elif push.kind is Kind.STATE:
@@ -205,6 +227,10 @@ class Server:
                 self._refuse(worker, f"it asked {topic} where the others asked {common} {what}")
 
     def _compute(self, arrivals: Mapping[int, Incoming], push: Push, answer: Tensor) -> None:
+        if push.kind is Kind.ROLL:
+            assert self._door is not None
+            self._door.call(min(arrivals), self._present, answer)
+            return
         payloads = {worker: a.payload for worker, a in arrivals.items() if a.payload is not None}
         operation = next(iter(arrivals.values())).operation
         assert isinstance(operation, operations.QUESTIONS)
@@ -301,6 +327,8 @@ class Server:
         self._stop_or_go_on(worker, reason)
 
     def _stop_or_go_on(self, worker: int, reason: str) -> None:
+        if self._door is not None:
+            self._door.lost(worker)
         if self._stops:
             self._refuse_all(f"worker {worker} is lost, and the job stops: {reason}")
         self._changed()
@@ -313,6 +341,31 @@ class Server:
         """Fewer workers are left: those that waited for the one that went may be due."""
         if self._shared is not None and self._present:
             self._send_weights()
+
+    # -- those who come late, or again ---------------------------------------------------------------------------------
+
+    def _serve_late(self, arrival: Incoming, push: Push) -> None:
+        if self._door is None:
+            raise ValueError("nobody can come late to this job: see join(late=True)")
+        if push.kind is Kind.ROLL:
+            self._door.check_roll(push)
+            self._peers[arrival.worker].asked.append(arrival)
+            return
+        answer, nbytes = None, 0
+        if push.kind is Kind.ADMIT:
+            self._peers = self._door.let_in(arrival, self._peers)
+        else:
+            answer, nbytes = self._door.serve(arrival, push)
+        self._reply(arrival, answer, nbytes=nbytes)
+
+    def _hear_outside(self, arrival: Incoming, door: Door) -> None:
+        push = arrival.push
+        if push is not None and push.kind is Kind.ADMIT and not self._peers:  # the first of all
+            self._peers = door.let_in(arrival, {})
+            self._reply(arrival)
+        else:
+            door.hear(arrival, len(self._present))
+            self._clear(arrival)
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 

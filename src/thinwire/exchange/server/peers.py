@@ -24,6 +24,7 @@ from thinwire.exchange.server.frames import Kind, Push, Reply, Verdict
 from thinwire.exchange.server.operations import Operation
 from thinwire.exchange.server.weights import Gradient
 
+_WITH_PAYLOAD, _WITH_ANSWER = (Kind.LOAD, Kind.GIVE, Kind.ADMIT), (Kind.FETCH, Kind.ROLL, Kind.TAKE)
 FINISHED = "finished"  # why a worker is gone that said goodbye
 
 
@@ -62,6 +63,7 @@ class Incoming:
     operation: Operation | None = None
     gone: str = ""
     objection: str = ""  # why the push cannot be used
+    peer: Peer | None = None  # whose it is: a worker that started again has its number, and is another peer
     since: float = field(default_factory=time.monotonic)
 
 
@@ -94,6 +96,10 @@ class Peer:
     @property
     def first(self) -> Incoming | None:
         return self.asked[0] if self.asked else None
+
+    def _report(self, arrival: Incoming) -> None:
+        arrival.peer = self
+        self._inbox.put(arrival)
 
     def say(self, reply: Reply, answer: Tensor | None, release: Callable[[], None] = lambda: None) -> None:
         """Queue a reply; `release` is called when `answer` has left, or never will."""
@@ -128,14 +134,14 @@ class Peer:
                 self.channel.receive(frame.zero_()).wait(FOREVER)  # a shorter message is gloo's to take, too
                 push = Push.unpack(frame)
                 arrival = self._arrival(push)
-                self._inbox.put(arrival)
+                self._report(arrival)
                 if push.kind is Kind.BYE:
                     return
                 if arrival.objection:
                     self.channel.wait_until_closed()  # what else it may have sent is not for us to receive
                     return
         except Exception as error:  # of gloo, or a header that is none
-            self._inbox.put(Incoming(self.worker, gone=(str(error).splitlines() or [repr(error)])[0]))
+            self._report(Incoming(self.worker, gone=(str(error).splitlines() or [repr(error)])[0]))
 
     def _arrival(self, push: Push) -> Incoming:
         try:
@@ -176,8 +182,8 @@ class Peer:
     def _check(self, push: Push, operation: Operation | None) -> None:
         """ValueError unless the push has the sizes that it should have, and there is room for it."""
         if operation is None:
-            fits = push.kind is Kind.LOAD or push.nbytes == 0
-            fits = fits and (push.kind is Kind.FETCH or push.answer_bytes == 0)
+            fits = push.kind in _WITH_PAYLOAD or push.nbytes == 0
+            fits = fits and (push.kind in _WITH_ANSWER or push.answer_bytes == 0)
             room = self._memory
         else:
             fits = (push.nbytes, push.answer_bytes) in _sizes(push, operation)
@@ -203,7 +209,7 @@ class Peer:
                     self._send(reply, answer)
             except RuntimeError as error:
                 broken = True
-                self._inbox.put(Incoming(self.worker, gone=str(error).splitlines()[0]))
+                self._report(Incoming(self.worker, gone=str(error).splitlines()[0]))
             finally:
                 release()
 

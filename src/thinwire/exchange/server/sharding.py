@@ -9,8 +9,9 @@ of its first tensor. Plain numbers have no names and are cut into equal segments
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from thinwire.core.layout import Layout, Selection
 
@@ -35,6 +36,13 @@ class Owners:
     def shards(self, layout: Layout, grain: int | None) -> list[Shard]:
         """What of `layout` each server owns; servers that own nothing of it are left out."""
         return layout.once((self, grain is None), lambda: self._shards(layout, whole=grain is None))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a worker that comes late: it did not see the first buckets."""
+        return {"entries": list(self.entries), "owners": dict(self._owner)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.entries, self._owner = list(state["entries"]), dict(state["owners"])
 
     def _shards(self, layout: Layout, *, whole: bool) -> list[Shard]:
         self._assign(layout)

@@ -114,7 +114,7 @@ class Rehearsal(AllReduce):
         self._meet = meet
         self.worker = 0  # some schemes treat even and odd workers differently: THC's sums have room for n even ones
 
-    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
         arithmetic.check_route(self.route, scheme)
         self.group = _PretendedGroup(self.workers)  # type: ignore[assignment]
         self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
