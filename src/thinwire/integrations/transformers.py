@@ -57,13 +57,18 @@ class Thinwire(TrainerCallback):
         if resumed is not None:
             files.load(wire, resumed)
         self._trainer, self._meter = trainer, Meter(wire)
-        self._watch = model.register_forward_hook(self._on_loss) if wire.steering is not None else None
+        self._seen: Any = 0.0
+        if wire.steering is not None and not hasattr(trainer, "_tr_loss"):
+            raise ValueError(
+                "controller= needs the loss of every step, which this Trainer does not keep: transformers 5 does"
+            )
 
-    def _on_loss(self, model: Any, inputs: Any, outputs: Any) -> None:
-        """Callbacks never see the loss of a step; the model does."""
-        loss = getattr(outputs, "loss", None)
-        if model.training and loss is not None and self.wire is not None:
-            self.wire.observe(loss)
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Callbacks never see the loss of a step; the Trainer adds them up until it logs."""
+        if self.wire is not None and self.wire.steering is not None:
+            total = self._trainer._tr_loss.detach().clone()
+            self.wire.observe(total - self._seen)
+            self._seen = total
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self.wire is not None
@@ -71,7 +76,10 @@ class Thinwire(TrainerCallback):
         files.save(self.wire, Path(trainer._get_output_dir(trial=trial), f"checkpoint-{state.global_step}"))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.log and self.wire is not None and "loss" in (kwargs.get("logs") or {}):
+        if self.wire is None or "loss" not in (kwargs.get("logs") or {}):
+            return
+        self._seen = 0.0
+        if self.log:
             values = self._meter.read()
             if values:
                 self._trainer.log(values)
@@ -80,8 +88,6 @@ class Thinwire(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.wire is not None:
-            if self._watch is not None:
-                self._watch.remove()
             self.wire.close()
 
 
