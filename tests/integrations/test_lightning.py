@@ -1,6 +1,8 @@
 """Lightning's Trainer and Fabric: its own loops, its own checkpoints, each rank its own residual."""
 
 import csv
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.frameworks import Net, as_launched, by_hand, loss_of, residuals
+from helpers.models import batch as sample
 from helpers.models import digest
 from helpers.training import assert_equal, assert_replicas_equal
 from helpers.world import run_world
@@ -15,13 +18,14 @@ from helpers.world import run_world
 TOPK = "topk(density=0.1)"
 
 
+LOCAL = {"every": 3, "outer": "sgd(lr=1)"}  # so that an epoch of four steps ends in the middle of a round
+
+
 def packages():
+    """Lightning, under either of its names, and our adapter."""
     as_launched()
-    import lightning.pytorch as pl
-
-    from thinwire.integrations import lightning
-
-    return pl, lightning
+    pl = sys.modules.get("pytorch_lightning") or importlib.import_module("lightning.pytorch")
+    return pl, importlib.import_module("thinwire.integrations.lightning")
 
 
 def module(pl):
@@ -35,7 +39,8 @@ def module(pl):
             return loss_of(self, accumulate * self.global_step + int(micro) % accumulate)
 
         def validation_step(self, batch, number):
-            self.losses += (float(loss_of(self, 1000)),)
+            x, y = sample(0, 1000)
+            self.losses += (float(torch.nn.functional.mse_loss(self(x), y)),)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -80,61 +85,70 @@ def _trains(folder):
     return [*digest(model), *digest(low)]
 
 
-def _saves(folder, options):
+def _saves(folder):
+    trained = _trains(f"{folder}/logs")
     _, lightning = packages()
-    callback = lightning.Thinwire(TOPK, **options)
-    model, _ = fitted(callback, folder=folder, validate=True)
-    return digest(model), residuals(callback.wire), model.losses
+    found = []
+    for kind, options in (("ddp", {}), ("local", LOCAL)):
+        callback = lightning.Thinwire(TOPK, **options)
+        model, _ = fitted(callback, folder=f"{folder}/{kind}", validate=True)
+        found.append((digest(model), residuals(callback.wire), model.losses))
+    _others(f"{folder}/others")
+    return trained, found
 
 
-def _resumes(folder, options):
+def _resumes(folder):
     _, lightning = packages()
-    callback = lightning.Thinwire(TOPK, **options)
-    model, _ = fitted(callback, resume=f"{folder}/epoch=0.ckpt", validate=True)
-    assert callback.wire.stats()["steps"] == 8
-    return digest(model), residuals(callback.wire), model.losses
+    found = []
+    for kind, options in (("ddp", {}), ("local", LOCAL)):
+        callback = lightning.Thinwire(TOPK, **options)
+        model, _ = fitted(callback, resume=f"{folder}/{kind}/epoch=0.ckpt", validate=True)
+        assert callback.wire.stats()["steps"] == 8
+        found.append((digest(model), residuals(callback.wire), model.losses))
+    return found
 
 
-def test_its_loop_trains_as_one_by_hand_and_logs(tmp_path):
-    assert_replicas_equal(run_world(_trains, 2, str(tmp_path)))
-
-
-@pytest.mark.parametrize("options", [{}, {"every": 3, "outer": "sgd(lr=1)"}], ids=["gradients", "local steps"])
-def test_a_resumed_run_goes_on_with_the_same_bits(options, tmp_path):
-    """One file, in new processes; of local steps, in the middle of a round."""
-    gone_on = run_world(_saves, 2, str(tmp_path), options)
-    resumed = run_world(_resumes, 2, str(tmp_path), options)
-    for (weights, owed, losses), (expected, expected_owed, all_losses) in zip(resumed, gone_on, strict=True):
-        assert_equal(weights, expected)
-        assert_equal(list(owed.values()), list(expected_owed.values()))
-        assert losses == all_losses[1:]  # those of the anchor, where replicas differ
-    assert not torch.equal(gone_on[0][1]["net.0.weight"], gone_on[1][1]["net.0.weight"])
-    equal = all(torch.equal(*pair) for pair in zip(gone_on[0][0], gone_on[1][0], strict=True))
-    assert equal == (not options)
-
-    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
-    if options:
-        anchor = saved["thinwire"]["wire"]["local"]["anchor"]
-        assert_equal([saved["state_dict"][name] for name in anchor], list(anchor.values()))
-    alone = run_world(_at_another_size, 1, str(tmp_path), options)[0]
-    states = saved["thinwire"]["wire"]
-    for name, owed in alone.items():
-        torch.testing.assert_close(owed, sum(states[f"worker{i:04d}"][name]["residual"] for i in range(2)) / 2)
-
-
-def _at_another_size(folder, options):
-    """What is owed, as it is taken, before the first step."""
-    _, lightning = packages()
-    found = {}
+def _at_another_size(folder):
+    """What is owed, as it is taken, before the first step. Under Lightning's other name."""
+    importlib.import_module("pytorch_lightning")
+    pl, lightning = packages()
+    assert issubclass(lightning.Thinwire, pl.Callback) and "lightning.pytorch" not in sys.modules
+    found = []
 
     class Looking(lightning.Thinwire):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            found.update(residuals(self.wire))
+            found.append((residuals(self.wire), digest(pl_module)))
 
-    model, _ = fitted(Looking(TOPK, **options), resume=f"{folder}/epoch=0.ckpt")
-    assert all(p.isfinite().all() for p in model.parameters())
+    for kind, options in (("ddp", {}), ("local", LOCAL)):
+        fitted(Looking(TOPK, **options), resume=f"{folder}/{kind}/epoch=0.ckpt")
     return found
+
+
+def test_it_trains_as_by_hand_and_resumes_with_the_same_bits(tmp_path):
+    """From one file, in new processes; of local steps, in the middle of a round."""
+    folder = str(tmp_path)
+    gone_on = run_world(_saves, 2, folder)
+    resumed = run_world(_resumes, 2, folder)
+    alone = run_world(_at_another_size, 1, folder)[0]
+    assert_replicas_equal([trained for trained, _ in gone_on])
+    for number, kind in enumerate(("ddp", "local")):
+        pair = [found[number] for _, found in gone_on]
+        for (expected, owed, losses), other in zip(pair, (found[number] for found in resumed), strict=True):
+            assert_equal(other[0], expected)
+            assert_equal(list(other[1].values()), list(owed.values()))
+            assert other[2] == losses[1:]  # of the second epoch
+        assert not torch.equal(*(owed["net.0.weight"] for _, owed, _ in pair))
+        assert torch.equal(*(weights[0] for weights, _, _ in pair)) == (kind == "ddp")
+        assert pair[0][2] == pair[1][2]  # replicas are evaluated on what they have in common
+
+        saved = torch.load(tmp_path / kind / "epoch=0.ckpt", weights_only=True)
+        state, (owed, weights) = saved["thinwire"]["wire"], alone[number]
+        for name, residual in owed.items():
+            torch.testing.assert_close(residual, sum(state[f"worker{i:04d}"][name]["residual"] for i in range(2)) / 2)
+        assert_equal(weights, list(saved["state_dict"].values()))
+        if kind == "local":  # the model of the checkpoint is what all had in common
+            assert_equal(weights, list(state["local"]["anchor"].values()))
 
 
 def _others(folder):
@@ -208,7 +222,3 @@ def _sharded(pl, lightning, folder):
     (whole, owed), (again, owed_again) = fit(), fit(f"{folder}/sharded-epoch=0.ckpt")
     assert_equal(whole, again)
     assert_equal(list(owed.values()), list(owed_again.values()))
-
-
-def test_fabric_sharded_models_and_what_is_refused(tmp_path):
-    run_world(_others, 2, str(tmp_path))
