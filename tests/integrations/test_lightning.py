@@ -139,7 +139,7 @@ def test_it_trains_as_by_hand_and_resumes_with_the_same_bits(tmp_path):
             assert_equal(list(other[1].values()), list(owed.values()))
             assert other[2] == losses[1:]  # of the second epoch
         assert not torch.equal(*(owed["net.0.weight"] for _, owed, _ in pair))
-        assert torch.equal(*(weights[0] for weights, _, _ in pair)) == (kind == "ddp")
+        assert_equal(*(weights for weights, _, _ in pair))
         assert pair[0][2] == pair[1][2]  # replicas are evaluated on what they have in common
 
         saved = torch.load(tmp_path / kind / "epoch=0.ckpt", weights_only=True)
@@ -149,6 +149,7 @@ def test_it_trains_as_by_hand_and_resumes_with_the_same_bits(tmp_path):
         assert_equal(weights, list(saved["state_dict"].values()))
         if kind == "local":  # the model of the checkpoint is what all had in common
             assert_equal(weights, list(state["local"]["anchor"].values()))
+            assert not torch.equal(*(each["model"]["net.0.weight"] for each in saved["thinwire"]["replicas"]))
 
 
 def _others(folder):

@@ -133,6 +133,10 @@ class Thinwire(Callback):
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._shown.close()
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if isinstance(self.wire, LocalSteps):
+            self.wire.finish()
+
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._shown.close()
         if self.wire is not None:

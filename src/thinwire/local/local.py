@@ -318,11 +318,16 @@ class LocalSteps(Reducer):
         self._let_go()
         super().close()
 
+    def finish(self) -> None:
+        """A last round, unless one has just ended, so that all leave with the same weights. Every worker calls it."""
+        at_anchor = self.schedule.at == 0 and self._flight is None and self.schedule.parts == 1 and self.mix == 0
+        if not at_anchor:
+            self.sync()
+
     def __exit__(self, *exception: object) -> None:
         """At the end of a `with` block all have the same weights, unless it ends by an exception."""
-        at_anchor = self.schedule.at == 0 and self._flight is None and self.schedule.parts == 1 and self.mix == 0
-        if exception[0] is None and not at_anchor:
-            self.sync()
+        if exception[0] is None:
+            self.finish()
         self.close()
 
 
