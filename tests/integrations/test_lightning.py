@@ -28,11 +28,18 @@ def packages():
     return pl, importlib.import_module("thinwire.integrations.lightning")
 
 
-def module(pl):
+def module(pl, *, norm=False):
     class Trained(pl.LightningModule, Net):
         """Its batches follow from the step, whatever the loader brings."""
 
         losses = ()
+
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(20, affine=False) if norm else torch.nn.Identity()
+
+        def forward(self, x):
+            return super().forward(self.norm(x))
 
         def training_step(self, micro, number):
             accumulate = self.trainer.accumulate_grad_batches
@@ -48,10 +55,10 @@ def module(pl):
     return Trained()
 
 
-def fitted(callback, *, epochs=2, accumulate=1, resume=None, folder=None, validate=False, **options):
+def fitted(callback, *, epochs=2, accumulate=1, resume=None, folder=None, validate=False, model=None, **options):
     """Epochs of four steps."""
     pl, _ = packages()
-    model = module(pl)
+    model = model or module(pl, norm=bool(callback and callback.every))  # with buffers that are each replica's own
     keeps = [pl.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)] if folder else []
     options = {
         "accelerator": "cpu", "devices": dist.get_world_size(), "strategy": "ddp", "logger": False,
@@ -92,7 +99,7 @@ def _saves(folder):
     for kind, options in (("ddp", {}), ("local", LOCAL)):
         callback = lightning.Thinwire(TOPK, **options)
         model, _ = fitted(callback, folder=f"{folder}/{kind}", validate=True)
-        found.append((digest(model), residuals(callback.wire), model.losses))
+        found.append(([*digest(model), *model.buffers()], residuals(callback.wire), model.losses))
     _others(f"{folder}/others")
     return trained, found
 
@@ -104,7 +111,7 @@ def _resumes(folder):
         callback = lightning.Thinwire(TOPK, **options)
         model, _ = fitted(callback, resume=f"{folder}/{kind}/epoch=0.ckpt", validate=True)
         assert callback.wire.stats()["steps"] == 8
-        found.append((digest(model), residuals(callback.wire), model.losses))
+        found.append(([*digest(model), *model.buffers()], residuals(callback.wire), model.losses))
     return found
 
 
@@ -118,7 +125,9 @@ def _at_another_size(folder):
     class Looking(lightning.Thinwire):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            found.append((residuals(self.wire), digest(pl_module)))
+            found.append(
+                (residuals(self.wire), {name: tensor.clone() for name, tensor in pl_module.state_dict().items()})
+            )
 
     for kind, options in (("ddp", {}), ("local", LOCAL)):
         fitted(Looking(TOPK, **options), resume=f"{folder}/{kind}/epoch=0.ckpt")
@@ -146,9 +155,11 @@ def test_it_trains_as_by_hand_and_resumes_with_the_same_bits(tmp_path):
         state, (owed, weights) = saved["thinwire"]["wire"], alone[number]
         for name, residual in owed.items():
             torch.testing.assert_close(residual, sum(state[f"worker{i:04d}"][name]["residual"] for i in range(2)) / 2)
-        assert_equal(weights, list(saved["state_dict"].values()))
+        assert_equal(list(weights.values()), list(saved["state_dict"].values()))
         if kind == "local":  # the model of the checkpoint is what all had in common
-            assert_equal(weights, list(state["local"]["anchor"].values()))
+            anchor = state["local"]["anchor"]
+            assert "norm.running_mean" in anchor
+            assert_equal([weights[name] for name in anchor], list(anchor.values()))
             assert not torch.equal(*(each["model"]["net.0.weight"] for each in saved["thinwire"]["replicas"]))
 
 
@@ -159,6 +170,10 @@ def _others(folder):
         fitted(lightning.Thinwire(TOPK), resume=f"{folder}/epoch=0.ckpt")
     with pytest.raises(ValueError, match=r"^Trained is not under DDP or FSDP2 \(2 processes\), so nothing is sent: Tr"):
         fitted(lightning.Thinwire(TOPK), strategy="auto", devices=1)
+    manual = module(pl)
+    manual.automatic_optimization = False
+    with pytest.raises(ValueError, match="got DistributedDataParallel, 1 and manual"):
+        fitted(lightning.Thinwire(TOPK, every=3), model=manual)
     with pytest.raises(TypeError, match="there is no option 'bits'; those of attach are replicas, exchange"):
         lightning.Thinwire("qsgd", bits=4)
     _fabric(lightning, folder)

@@ -84,16 +84,18 @@ class Thinwire(Callback):
             self.wire = front.attach(model, self.scheme, **made(self._options))
             follow_scaler(self.wire, scaler)
         else:
-            self.wire = self._local_steps(model, trainer.optimizers, scaler)
+            self.wire = self._local_steps(model, trainer.optimizers, scaler, automatic=pl_module.automatic_optimization)
         self._meter = Meter(self.wire)
 
-    def _local_steps(self, model: Any, optimizers: list[Any], scaler: Any) -> LocalSteps:
-        if not isinstance(model, DistributedDataParallel) or len(optimizers) != 1:
+    def _local_steps(self, model: Any, optimizers: list[Any], scaler: Any, *, automatic: bool) -> LocalSteps:
+        if not isinstance(model, DistributedDataParallel) or len(optimizers) != 1 or not automatic:
             raise ValueError(
-                f"every= is for strategy='ddp' and one optimizer, got {type(model).__name__} and {len(optimizers)}"
+                "every= is for strategy='ddp', one optimizer and automatic optimization, got "
+                f"{type(model).__name__}, {len(optimizers)} and {'automatic' if automatic else 'manual'}"
             )
         assert self.every is not None
-        model.require_backward_grad_sync = False  # as in no_sync(), for good: every worker's gradients are its own
+        # As in no_sync(), for good: every worker's gradients, and between rounds its buffers, are its own.
+        model.require_backward_grad_sync = model.require_forward_param_sync = False
         return LocalSteps(
             model.module, optimizers[0], every=self.every, scheme=self.scheme, scaler=scaler, **made(self._options)
         )
