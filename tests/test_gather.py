@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
+from helpers.exchanges import ROWS, SHAPES, inputs
 from helpers.models import batch, digest, mlp
 from helpers.sharded import loss_of as sharded_loss
 from helpers.sharded import meshes, sharded, whole
 from helpers.training import assert_equal, loss_of
 from helpers.world import run_world
 from thinwire.exchange import objects
+from thinwire.reducer import Reducer
 
 OPTIONS = {"feedback": True, "controller": "mqgrad(interval=3)"}
 SPEC = "qsgd(bits=4)"
@@ -191,6 +193,41 @@ def _on_two_shards(state):
         owed = sum(state[f"worker{i:04d}"][name][key] for i in (0, 1)) / 2
         torch.testing.assert_close(tensor, owed)
     wire.close()
+
+
+def _reducer(exchange, group):
+    tensors = {name: torch.empty(shape) for name, shape in SHAPES.items()}
+    return Reducer(tensors, "qsgd(bits=4)", group, exchange=exchange, feedback=True, exempt=("exact",))
+
+
+def _begin(exchange, group):
+    """(what comes after the save, what was saved)"""
+    with _reducer(exchange, group) as reducer:
+        for step in range(2):
+            reducer.reduce(inputs(step, exchange.worker))
+        state = through_a_file(reducer.state_dict(gather=True))
+        return [reducer.reduce(inputs(step, exchange.worker)) for step in range(2, 4)], state
+
+
+def _go_on(exchange, group, state):
+    with _reducer(exchange, group) as reducer:
+        reducer.load_state_dict(state)
+        return [reducer.reduce(inputs(step, exchange.worker)) for step in range(2, 4)]
+
+
+def _over(row):
+    found = row.session(_begin)
+    after, state = found if isinstance(found, tuple) else (None, {})  # a server has no say in it
+    again = row.session(_go_on, state)
+    if after is not None:
+        for step, mean in enumerate(after):
+            assert_equal(list(mean.values()), list(again[step].values()))
+        assert len([key for key in state if key.startswith("worker0")]) == row.senders
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name in ("server", "2x2")], ids=lambda row: row.name)
+def test_every_exchange_gathers(row):
+    row.run(_over)
 
 
 def _gathered_in_chunks():
