@@ -11,6 +11,7 @@ import thinwire as tw
 from helpers.frameworks import Net
 from helpers.training import assert_equal, assert_replicas_equal, train
 from helpers.world import run_world
+from thinwire.integrations.models import parallel
 
 SPEC = "topk(density=0.1)"
 
@@ -65,7 +66,9 @@ def _compiled():
     wide, backend = Wide(), Graphs()
     start = {name: tensor.clone() for name, tensor in wide.state_dict().items()}
     # Not Top-k, which chooses over a bucket: gradients are ready in another order, and DDP makes other buckets of them.
-    cut, _, _ = trained(torch.compile(DDP(wide, bucket_cap_mb=1), backend=backend), "qsgd(bits=4)")
+    around = torch.compile(DDP(wide, bucket_cap_mb=1), backend=backend)
+    assert parallel(around, "") is around._orig_mod  # so do adapters
+    cut, _, _ = trained(around, "qsgd(bits=4)")
     assert backend.count > 1, "DDPOptimizer has cut nothing"
     wide.load_state_dict(start)
     assert_equal(cut, trained(DDP(wide, bucket_cap_mb=1), "qsgd(bits=4)")[0])
