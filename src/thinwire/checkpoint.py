@@ -110,10 +110,10 @@ def gather(wire: Reducer, state: dict[str, Any], *, to_all: bool) -> dict[str, A
 
 def own(wire: Reducer, state: Any) -> Any:
     """A state that was gathered, as it is for this worker; any other as it is."""
-    if not isinstance(state, Mapping) or state.get("workers") != wire.exchange.workers:
+    workers, apart = (state.get("workers"), state.get("apart")) if isinstance(state, Mapping) else (None, None)
+    if not isinstance(apart, Mapping) or type(workers) is not int or workers != wire.exchange.workers:
         return state
-    apart = state.get("apart")
-    mine = apart.get(wire.seat) if isinstance(apart, Mapping) else None
+    mine = apart.get(wire.seat)
     if not isinstance(mine, Mapping):
         return state
     return {**state, **{key: _over(state.get(key), value) for key, value in mine.items()}, "apart": {}}
@@ -238,7 +238,8 @@ def _steering(wire: Reducer, state: Mapping[str, Any]) -> Callable[[], None]:
 
 def _check_tensors(part: str, entries: object) -> None:
     if not isinstance(entries, Mapping) or not all(
-        isinstance(entry, Mapping) and all(map(dense, entry.values())) for entry in entries.values()
+        isinstance(name, str) and isinstance(entry, Mapping) and all(map(dense, entry.values()))
+        for name, entry in entries.items()
     ):
         raise ValueError(f"the state's part {part!r} must hold dense tensors by parameter and key")
 
