@@ -191,7 +191,7 @@ class Checkpoint(Target):
             if controller:
                 self.reducer.observe(1.0)
             self.reducer.reduce({name: torch.randn(shape) + step for name, shape in self.SHAPES})
-        self.whole = _copied(self.reducer.state_dict())
+        self.whole = _copied(self.reducer.state_dict(gather=True))
 
     def make(self, chance: random.Random) -> Any:
         return changed_state(self.whole, chance)

@@ -18,11 +18,14 @@ LAYERS = [
     {"control"},
     {"exchange"},
     {"checkpoint", "plug", "reducer", "steering"},
-    {"ddp", "front", "fsdp", "gossip", "local", "server", "units"},
+    {"ddp", "front", "fsdp", "gossip", "local", "logs", "server", "units"},
     {"lab"},
     {"cli", "__init__"},
+    {"integrations"},
 ]
-NETWORK = {"exchange", "gossip", "plug", "reducer", "ddp", "front", "fsdp", "local", "server", "units", "lab"}
+NETWORK = {
+    "exchange", "gossip", "plug", "reducer", "ddp", "front", "fsdp", "local", "server", "units", "lab", "integrations",
+}  # fmt: skip
 
 
 def modules():

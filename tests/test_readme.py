@@ -56,9 +56,12 @@ def test_pages_call_things_by_their_names(page):
                 assert options <= set(inspect.signature(thing).parameters), f"{name}() has not all of {options}"
 
 
+def python(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=170, cwd=ROOT)
+
+
 def torchrun(*arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=ROOT)
+    return python("-m", "torch.distributed.run", "--standalone", *arguments)
 
 
 @pytest.mark.parametrize("example", ["ddp", "local_steps"])
@@ -87,6 +90,21 @@ def test_the_examples_for_four_ranks_train(script, says):
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run.stdout)]
     assert losses[-1] < losses[0]
     assert re.search(says, run.stdout)
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
+def test_the_examples_with_frameworks_train(framework, tmp_path):
+    folder = tmp_path / "run"
+    script = (f"examples/with_{framework}.py", "--checkpoint", str(folder))
+    if framework == "lightning":  # which starts its processes by itself
+        run = python(*script, "--epochs", "2")
+    else:
+        run = torchrun("--nproc-per-node", "2", *script, "--steps", "40")
+    assert run.returncode == 0, run.stderr
+    losses = [float(loss) for loss in re.findall(r"\bloss\W+([\d.]+)", run.stdout)]
+    assert len(losses) > 1 and losses[-1] < losses[0]
+    assert float(re.search(r"gave ([\d.]+)% of the bytes", run.stdout)[1]) < 20
+    assert list(folder.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from thinwire.exchange.simulation import Simulation
 from thinwire.front import attach
 from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
 from thinwire.local import LocalSteps
+from thinwire.logs import log_to
 from thinwire.schemes import parse as scheme
 from thinwire.schemes import register
 from thinwire.schemes.cast import BF16, FP16, FP32, FP64
@@ -39,7 +40,8 @@ __all__ = [
     "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
     "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "LocalSteps", "Natural", "PowerGossip",
     "PowerSGD", "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC",
-    "Wire", "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "register", "scheme", "theory",
+    "Wire", "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "log_to", "register", "scheme",
+    "theory",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@
         "ledger": {...},
         "steering": {...},                             level, losses and the controller
         "exchange": {server: ...},                     what servers hold; in the first worker's state only
+        "apart": {worker: {...}},                      where all are gathered: each worker's own ledger, steering ...
     }
 
 Each worker's part has its own name, so torch.distributed.checkpoint, which keeps one copy of equally named tensors,
@@ -15,7 +16,8 @@ keeps them all. At another number of workers, m instead of n, worker j takes the
 i = j, j + m, j + 2m ... together, times m/n: the residuals' part in the next mean, sum(e_i)/n, is kept and nothing
 is lost. Shared state is taken as it is; other per-worker state starts anew. That needs the parts of those old workers:
 `merge` puts all together, and `wire.state_dict(workers=n)` makes an empty state, with the parts that this worker will
-take, for a distributed checkpoint to fill.
+take, for a distributed checkpoint to fill. `wire.state_dict(gather=True)` is everybody's from the start, for a
+checkpoint that is one file: it loads on every rank, at any number of workers.
 
 Where ranks have only some rows of a tensor (FSDP2), names say which: "w[0:64]". `merge` the states of all ranks, and
 any other sharding takes its rows from there.
@@ -32,16 +34,18 @@ from torch import Tensor
 
 from thinwire.core.memory import dense
 from thinwire.core.parts import recut
+from thinwire.exchange import objects
 
 if TYPE_CHECKING:
     from thinwire.reducer import Reducer
 
 FORMAT = 1
+_HEAD = ("format", "scheme", "workers", "step", "seed")
 # What a state holds beside the workers' parts, and of what kind. Older ones lack the optional.
-_OPTIONAL = ("steering", "exchange", "scale")
+_OPTIONAL = ("steering", "exchange", "scale", "apart")
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "scheme": str, "workers": int, "step": int, "seed": int, "shared": Mapping, "ledger": Mapping,
-    "steering": Mapping, "exchange": Mapping, "scale": (int, float),
+    "steering": Mapping, "exchange": Mapping, "scale": (int, float), "apart": Mapping,
 }  # fmt: skip
 State = dict[str, dict[str, Tensor]]
 
@@ -79,13 +83,44 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ValueError("nothing to merge: give the states of all workers")
     merged = dict(states[0])
     for state in states:
-        for key in ("format", "scheme", "workers", "step", "seed"):
+        for key in _HEAD:
             if state[key] != merged[key]:
                 raise ValueError(f"these states are not of one run: {key} is {merged[key]!r} and {state[key]!r}")
         # Ranks that have parts of a model, as shards of one replica, say of one worker what each remembers.
         merged |= {key: {**merged.get(key, {}), **value} for key, value in state.items() if _is_part(key)}
         merged["shared"] = {**merged["shared"], **state["shared"]}
     return merged
+
+
+def gather(wire: Reducer, state: dict[str, Any], *, to_all: bool) -> dict[str, Any]:
+    """The states of all ranks as one; a collective. Where only the first is to have it, the others get their own."""
+    lost = wire.group.size() - wire.exchange.workers
+    if lost > 0:
+        raise ValueError(f"{lost} workers are lost, so nothing can be gathered: save every rank's own state_dict()")
+    first = wire.group.rank() == 0
+    # What is equal on all comes from the first.
+    sent = state if first else {key: state[key] for key in (*_HEAD, *filter(_is_part, state))} | {"shared": {}}
+    said = [{"seat": wire.seat, "apart": wire.apart(state), "state": sent}]
+    for group in wire.groups:
+        said = [each for theirs in objects.gather_states(said, group, to_all=to_all) for each in theirs]
+    if not first and not to_all:
+        return state
+    return merge([each["state"] for each in said]) | {"apart": {each["seat"]: each["apart"] for each in said}}
+
+
+def own(wire: Reducer, state: Any) -> Any:
+    """A state that was gathered, as it is for this worker; any other as it is."""
+    workers, apart = (state.get("workers"), state.get("apart")) if isinstance(state, Mapping) else (None, None)
+    if not isinstance(apart, Mapping) or type(workers) is not int or workers != wire.exchange.workers:
+        return state
+    mine = apart.get(wire.seat)
+    if not isinstance(mine, Mapping):
+        return state
+    return {**state, **{key: _over(state.get(key), value) for key, value in mine.items()}, "apart": {}}
+
+
+def _over(there: object, value: object) -> object:
+    return {**there, **value} if isinstance(there, Mapping) and isinstance(value, Mapping) else value
 
 
 def load(wire: Reducer, state: Mapping[str, Any]) -> None:
@@ -224,7 +259,8 @@ def _steering(wire: Reducer, state: Mapping[str, Any]) -> Callable[[], None]:
 
 def _check_tensors(part: str, entries: object) -> None:
     if not isinstance(entries, Mapping) or not all(
-        isinstance(entry, Mapping) and all(map(dense, entry.values())) for entry in entries.values()
+        isinstance(name, str) and isinstance(entry, Mapping) and all(map(dense, entry.values()))
+        for name, entry in entries.items()
     ):
         raise ValueError(f"the state's part {part!r} must hold dense tensors by parameter and key")
 

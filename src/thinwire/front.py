@@ -47,7 +47,7 @@ def attach(
     '13% of the bytes'
     >>> wire.close()
 
-    model: a DistributedDataParallel model, or the root of one that `fully_shard` sharded (FSDP2).
+    model: a DistributedDataParallel model, compiled or not, or the root of one that `fully_shard` sharded (FSDP2).
     scheme: spec text such as "qsgd(bits=4)", or a Scheme.
     replicas: of a sharded model, the group of the ranks that have the same shard; without it, the scheme, a codec, is
         for what the shards themselves reduce.
@@ -61,6 +61,9 @@ def attach(
     warmup_steps: how many first steps travel exact, or at `warmup_level` of the scheme's knob.
     seed: of all random rounding; the same on every rank.
     """
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(inner, DistributedDataParallel):  # torch.compile around it: buckets are the inner one's
+        model = inner
     if _sharded(model):
         return _fsdp().attach(
             model, scheme, replicas=replicas, exchange=exchange, controller=controller, feedback=feedback,

@@ -78,9 +78,18 @@ class Replicas(Reducer):
 
     def connect(self, units: Sequence[Unit], group: dist.ProcessGroup) -> None:
         self._units, self._pass, self._plain_group = units, Pass(self), group
+        self._shard, self._shards_group = units[0].shard, units[0].process_group
         for unit in units:
             unit.watch()
             unit.after_reduction(partial(self._on_shard, unit))
+
+    @property
+    def groups(self) -> Sequence[dist.ProcessGroup]:
+        return [self.group, self._shards_group]
+
+    @property
+    def seat(self) -> str:
+        return f"{super().seat}.{self._shard}"
 
     def _on_shard(self, unit: Unit, buffer: Tensor) -> None:
         """The mean over replicas of what the reduce-scatter left, in place, and complete: PyTorch goes on at once."""

@@ -95,7 +95,7 @@ def exchanged(model: DistributedDataParallel) -> dict[str, Tensor]:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
     }
     return {
-        name: p
+        name.replace("_orig_mod.", ""): p  # torch.compile's, which is no part of the model
         for name, p in model.module.named_parameters()
         # DDP calls the root's own parameters ".name".
         if p.requires_grad

@@ -9,12 +9,12 @@ It does not know who brings it work: front doors (`ddp`) feed it, and what must 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -75,8 +75,10 @@ class Reducer:
         self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
         self.exchange: Exchange = exchange or AllReduce()
         self.steering = self._steering(controller, group) if controller is not None else None
+        self.group = group
         self.seed = seed
         self.step = 0
+        self.after_step: list[Callable[[], object]] = []  # called at the end of every step, in this order
         self.memory = Memory()
         self.memory_scale: float | None = None  # of the loss, in what is remembered; None: unknown, or no matter
         self.prepared_for: int | None = None  # how many workers' state was to be filled and loaded
@@ -243,6 +245,8 @@ class Reducer:
         self.step += 1
         if self.steering is not None:
             self.steering.end_step(self.step, self.exchange, silent=silent)
+        for call in self.after_step:
+            call()
 
     def reduce(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step, here and now: the mean of everybody's tensors, by name. All have one dtype."""
@@ -285,6 +289,11 @@ class Reducer:
         """The knob's level in use."""
         return self.scheme.level if self.steering is None else self.steering.level
 
+    @property
+    def steps(self) -> int:
+        """Of the training loop, since the start."""
+        return self.step
+
     def stats(self) -> dict[str, float]:
         """Totals since the start (or since that of the run a checkpoint resumed): bytes, messages, seconds, steps."""
         totals = {
@@ -299,7 +308,7 @@ class Reducer:
         totals |= self.exchange.transport.ledger.totals()
         lane = self.exchange.lane
         totals |= {
-            "steps": float(self.step),
+            "steps": float(self.steps),
             "level": float(self.level),
             "workers": float(self.exchange.workers),
             "memory_bytes": float(self.memory.nbytes),
@@ -307,12 +316,43 @@ class Reducer:
         }
         return totals | self.scheme.report(self.memory)
 
-    def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
-        """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes."""
+    def state_dict(
+        self, *, workers: int | None = None, gather: bool | Literal["first"] = False
+    ) -> dict[str, Any]:  # fmt: skip
+        """All that a resumed run needs, as tensors and plain types. See `thinwire.checkpoint` for other world sizes.
+
+        workers: an empty state as so many workers left it, for a distributed checkpoint to fill.
+        gather: everybody's in one, for a checkpoint that is one file; every rank calls it. True: on every rank, each of
+            which then holds all workers' residuals; "first": on the first alone, which writes it.
+        """
+        if gather not in (False, True, "first"):
+            raise ValueError(
+                f"gather must be False, True (on every rank) or 'first' (on the first rank), got {gather!r}"
+            )
+        if gather and workers is not None:
+            raise ValueError("gather= is of what there is, workers= of what is to be filled: give one of them")
+        state = self._state(workers)
+        return checkpoint.gather(self, state, to_all=gather is True) if gather else state
+
+    def _state(self, workers: int | None) -> dict[str, Any]:
         return checkpoint.save(self, workers)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        checkpoint.load(self, state)
+        checkpoint.load(self, checkpoint.own(self, state))
+
+    def apart(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What differs from worker to worker in a state, beside what each remembers."""
+        return {key: state[key] for key in ("ledger", "steering")}
+
+    @property
+    def groups(self) -> Sequence[dist.ProcessGroup]:
+        """Over which, one after the other, the states of all ranks come together."""
+        return [self.group]
+
+    @property
+    def seat(self) -> str:
+        """Whose state this is, among all ranks'."""
+        return checkpoint.part(self.exchange.worker)
 
     def save_controller(self, path: str | Path) -> None:
         """Write what the controller has learnt, for `MQGrad(policy=path)` in another run. The first worker writes."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.exchange.collectives import Started, all_gather
+from thinwire.exchange.server import limits, snapshots
 
 # The last works of every group. PyTorch's all_gather_object lets go of its own at once: if the group's thread is then
 # the last to hold one, it needs the interpreter to free the tensors, and where that is on its way out, the process
@@ -20,6 +21,7 @@ _held: WeakKeyDictionary[dist.ProcessGroup, tuple[Started, Started]] = WeakKeyDi
 
 
 LIMIT_BYTES = 1 << 26  # of what one worker says: nobody allocates more because another says so
+CHUNK_BYTES = 1 << 26  # of a state on its way: so much room beside the states themselves
 
 
 def all_gather_objects(what: Any, group: dist.ProcessGroup) -> list[Any]:
@@ -36,6 +38,42 @@ def all_gather_objects(what: Any, group: dist.ProcessGroup) -> list[Any]:
     _held[group] = (saying_size, saying)
     rows = everyone.cpu().view(sizes.numel(), -1)
     return [_read(row[:size], rank) for rank, (row, size) in enumerate(zip(rows, sizes.tolist(), strict=True))]
+
+
+def gather_states(state: Any, group: dist.ProcessGroup, *, to_all: bool) -> list[Any]:
+    """Everybody's state, of tensors and plain values, in rank order, on the CPU. Every worker calls it.
+
+    to_all: for everybody; else for the first worker, and the others get a list of their own alone.
+    """
+    device, own = device_of(group), snapshots.pack(state)
+    sizes = all_gather_objects(own.numel(), group)
+    if not all(type(size) is int and size > 0 for size in sizes) or sum(sizes) > limits.memory_bytes():
+        raise ValueError(f"states of {sizes} bytes are more than this machine has memory")
+    receives = to_all or dist.get_rank(group) == 0
+    everyone = [torch.empty(size, dtype=torch.uint8) for size in sizes] if receives else []
+    for begin in range(0, max(sizes), CHUNK_BYTES):
+        length = min(CHUNK_BYTES, max(sizes) - begin)
+        chunk = torch.zeros(length, dtype=torch.uint8, device=device)
+        said = own[begin : begin + length]
+        chunk[: said.numel()] = said
+        for kept, came in zip(everyone, _chunks(chunk, group, to_all=to_all), strict=bool(everyone)):
+            there = kept[begin : begin + length]
+            there.copy_(came[: there.numel()])
+    return [snapshots.unpack(data) for data in everyone] if receives else [state]
+
+
+def _chunks(chunk: torch.Tensor, group: dist.ProcessGroup, *, to_all: bool) -> list[torch.Tensor]:
+    if to_all:
+        everyone, work = _gathered(chunk, group)
+        chunks = list(everyone.chunk(dist.get_world_size(group)))
+    else:
+        first = dist.get_rank(group) == 0
+        chunks = [torch.empty_like(chunk) for _ in range(dist.get_world_size(group))] if first else []
+        work = dist.gather(chunk, chunks or None, group=group, group_dst=0, async_op=True)
+        assert work is not None
+        work.wait()
+    _held[group] = (work, work)
+    return chunks
 
 
 def _read(raw: torch.Tensor, rank: int) -> Any:

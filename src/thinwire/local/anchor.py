@@ -84,6 +84,11 @@ class Anchor:
         """This worker's tensor as it is now; of one that is sharded, its shard."""
         return shard(self.tensors[name])
 
+    @property
+    def sharded(self) -> bool:
+        """Whether this worker has only some rows of the tensors."""
+        return any(hasattr(tensor, "to_local") for tensor in self.tensors.values())
+
     def like(self) -> dict[str, Tensor]:
         """Shapes, device and dtype of what is exchanged, by name, in no memory."""
         nothing = torch.empty((), dtype=self.dtype, device=self.room.device)

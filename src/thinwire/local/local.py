@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import kernels
+from thinwire import checkpoint, kernels
 from thinwire.control import Controller
 from thinwire.core.bucket import Bucket
 from thinwire.core.partition import Exempt, exempted
@@ -292,19 +292,28 @@ class LocalSteps(Reducer):
     def stats(self) -> dict[str, float]:
         """As of any wire; `steps` are the worker's own, and `bytes_dense` what exchanging in all of them would take."""
         return super().stats() | self.anchor.nbytes | {
-            "steps": float(self.schedule.attempts),
             "rounds": float(self.schedule.round),
             "every": float(self.schedule.length),
             "void_rounds": float(self.void_rounds),
             "bytes_dense": float(self.schedule.attempts * self._dense),
         }  # fmt: skip
 
-    def state_dict(self, *, workers: int | None = None) -> dict[str, Any]:
-        """All that a resumed run needs beside the model's and the optimizer's own states, also within a round."""
+    def state_dict(
+        self, *, workers: int | None = None, gather: bool | Literal["first"] = False
+    ) -> dict[str, Any]:  # fmt: skip
+        """All that a resumed run needs beside the model's and the optimizer's own states, also within a round.
+
+        workers, gather: as of any wire. Models and optimizers are every worker's own, too, and not in it.
+        """
+        if gather and self.anchor.sharded:
+            raise ValueError("a sharded model's local steps cannot be gathered: save every rank's own state_dict()")
+        return super().state_dict(workers=workers, gather=gather)
+
+    def _state(self, workers: int | None) -> dict[str, Any]:
         flight = self._flight
         if flight is not None:
             self._arrive(flight)
-        return super().state_dict(workers=workers) | {
+        return super()._state(workers) | {
             "local": self.anchor.state_dict() | self.schedule.state_dict() | {
                 "under_way": -1 if flight is None else flight.part.number,
                 "left": 0 if flight is None else flight.left,
@@ -314,10 +323,15 @@ class LocalSteps(Reducer):
             },
         }  # fmt: skip
 
+    def apart(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        shared = {"anchor", "outer", "outer_options", "mean"}
+        return super().apart(state) | {"local": {k: v for k, v in state["local"].items() if k not in shared}}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a saved state. Load the model and the optimizer first; at another number of workers, in the middle of
         a round, the model goes on from the anchor instead, since there are no weights for all.
         """
+        state = checkpoint.own(self, state)
         if "local" not in state:
             raise ValueError("the state is not one of LocalSteps: it has no part 'local'")
         local, resumes = state["local"], state.get("workers") == self.exchange.workers
@@ -362,11 +376,16 @@ class LocalSteps(Reducer):
         self._let_go()
         super().close()
 
+    def finish(self) -> None:
+        """A last round, unless one has just ended, so that all leave with the same weights. Every worker calls it."""
+        at_anchor = self.schedule.at == 0 and self._flight is None and self.schedule.parts == 1 and self.mix == 0
+        if not at_anchor:
+            self.sync()
+
     def __exit__(self, *exception: object) -> None:
         """At the end of a `with` block all have the same weights, unless it ends by an exception."""
-        at_anchor = self.schedule.at == 0 and self._flight is None and self.schedule.parts == 1 and self.mix == 0
-        if exception[0] is None and not at_anchor:
-            self.sync()
+        if exception[0] is None:
+            self.finish()
         self.close()
 
 
@@ -384,6 +403,7 @@ def _between_sites(
         raise ValueError(f"LocalSteps takes a module, got {type(model).__name__}")
     everyone = dist.group.WORLD
     assert everyone is not None
+    model = getattr(model, "_orig_mod", model)  # of a compiled module: the same parameters, by their own names
     parallel = isinstance(model, DistributedDataParallel)
     if (parallel or any(hasattr(p, "to_local") for p in model.parameters())) and group is None and exchange is None:
         raise ValueError(
