@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ from thinwire.exchange.transport import Transport
 from thinwire.front import attach
 from thinwire.lab.cost.model import BucketTrace, Message, Step, Turn, kind_of
 
+_UNWATCHED = nullcontext()
 WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time
 
 
@@ -170,6 +172,7 @@ class RehearsalLane(Lane):
         super().__init__(transport)
         self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
         self.buckets: list[BucketTrace] = []
+        self.watch: Callable[[], AbstractContextManager[None]] | None = None  # entered while a job thinks
         self._meet = meet
         self._away = 0.0
 
@@ -183,7 +186,8 @@ class RehearsalLane(Lane):
         while result is None:
             before = time.perf_counter()
             try:
-                wanted = next(rounds)
+                with self.watch() if self.watch else _UNWATCHED:
+                    wanted = next(rounds)
             except StopIteration as stop:
                 wanted, result = (), stop.value
             computed = time.perf_counter() - before
