@@ -1,28 +1,11 @@
 // Quantise and pack; unpack and add. One call does all blocks of a bucket.
 #include "simd/quantize.h"
 
-#include <cmath>
-
 #include "blocks.h"
-#include "random.h"
+#include "ranges.h"
 
 namespace thinwire {
 namespace {
-
-// A block's radius or scale as it counts; see reference/quantize.py.
-float effective(float range) {
-    if (!std::isfinite(range)) return std::nanf("");
-    return range < 0x1p-120f ? 0.0f : range;
-}
-
-// The draws of a piece's elements, from its first on.
-Draws draws_of(address keys, address counters, const Piece& piece) {
-    if (!keys) return {false, 0, 0};
-    const auto key = scrambled(at<const std::uint64_t>(keys)[piece.stretch]);
-    const index counter = at<const index>(counters)[piece.stretch] + piece.place;
-    const auto low = static_cast<std::uint32_t>(key), step = static_cast<std::uint32_t>(key >> 32) | 1;
-    return {true, low + static_cast<std::uint32_t>(counter) * step, step};
-}
 
 Draws after(Draws draws, index elements) {
     draws.first += static_cast<std::uint32_t>(elements) * draws.step;
@@ -49,7 +32,7 @@ template <class Loop>
 void encode(address x, index n, const Blocked& blocked, int bits, address keys, address counters, address out,
             index out_bytes, address lost, int threads, const Loop& loop) {
     blocked.pieces(n, bits, out_bytes).run(threads, [&](const Piece& piece) {
-        const Draws draws = draws_of(keys, counters, piece);
+        const Draws draws = draws_of(keys, counters, piece.stretch, piece.place);
         for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
             loop(at<const float>(x) + begin, end - begin, blocked.range(number), after(draws, begin - piece.begin),
                  at<std::uint8_t>(out) + byte, lost ? at<float>(lost) + begin : nullptr);

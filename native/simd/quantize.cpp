@@ -1,6 +1,7 @@
 #include "quantize.h"
 
 #include "bits.h"
+#include "draws.h"
 #include "table.h"
 
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
@@ -8,14 +9,6 @@ namespace {
 
 using std::uint32_t;
 using std::uint8_t;
-
-// See reference/draws.py.
-inline f32 unit(u32 x) {
-    x = (x ^ (x >> 16)) * 0x21F0AAAD;
-    x = (x ^ (x >> 15)) * 0x735A2D97;
-    x = x ^ (x >> 15);
-    return to_float((i32)(x >> 8)) * 0x1p-24f;
-}
 
 // Even levels over [-range, range].
 template <int B>

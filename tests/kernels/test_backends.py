@@ -9,7 +9,7 @@ from thinwire import kernels
 from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, implementation
 
-SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes"}  # plain arithmetic: no backend has a say
+SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"random_u32"}
@@ -63,6 +63,34 @@ def ints(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.int32) % 13 - 6
 
 
+def rounded(operation):
+    out, lost = torch.zeros(kernels.padded_numel(STARTS, BLOCK), dtype=torch.int8), torch.zeros(N)
+    how = {"signs": KEYS, "keys": KEYS + 1, "counters": COUNTERS}
+    operation(x(), STARTS, BLOCK, RANGES / 5, 0.5, -8, 7, **how, out=out, lost=lost)
+    return torch.cat([out.float(), lost])
+
+
+def summed(operation):
+    out, total = torch.zeros(N), ints(kernels.padded_numel(STARTS, BLOCK)).to(torch.int8)
+    operation(total, STARTS, BLOCK, RANGES, 0.5, signs=KEYS, counters=COUNTERS, out=out)
+    return out
+
+
+def estimated(operation):
+    size = kernels.padded_numel(STARTS, BLOCK) * BITS // 8
+    out, scale, lost = torch.zeros(size, dtype=torch.uint8), torch.zeros(6), torch.zeros(N)
+    operation(x(), STARTS, BLOCK, LEVELS, signs=KEYS, counters=COUNTERS, scale=scale, out=out, lost=lost)
+    return torch.cat([out.float(), scale, lost])
+
+
+def estimates(operation):
+    size, out = kernels.padded_numel(STARTS, BLOCK) * BITS // 8, x()
+    codes = [torch.arange(size).mul(factor).to(torch.uint8) for factor in (37, 41)]
+    how = {"signs": [KEYS, KEYS + 1], "counters": COUNTERS}
+    operation(codes, STARTS, BLOCK, LEVELS, [RANGES, RANGES / 3], 0.3, **how, out=out)
+    return out
+
+
 # One call of each operation, and all that it has made.
 CASES = {
     "add_packed": lambda call: into(call, codes(), BITS, ints(2 * len(codes()))),
@@ -84,10 +112,14 @@ CASES = {
     "quantize_levels": lambda call: quantized(call, LEVELS, RANGES),
     "quantize_uniform": lambda call: quantized(call, BITS, RANGES),
     "random_u32": lambda call: call(KEYS[:1], torch.arange(N)),
+    "rotate_quantize": lambda call: estimated(call),
+    "rotate_round": lambda call: rounded(call),
     "scale_cast": lambda call: into(call, x(), 0.3, torch.zeros(N, dtype=torch.float16)).float(),
     "scatter_add": lambda call: into(call, x(1)[: len(PLACES)], PLACES, 0.3, x()),
     "take_": lambda call: torch.cat([call(y := x(), PLACES), y]),
     "top_k": lambda call: call(x(), 20, x(1)),
+    "unrotate_levels_sum": lambda call: estimates(call),
+    "unrotate_sum": lambda call: summed(call),
     "widen": lambda call: into(call, reference.narrow(y := x(), 0.3, torch.float16), y),
 }
 

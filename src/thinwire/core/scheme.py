@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -159,6 +159,15 @@ class Codec(Scheme):
     @abstractmethod
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         """out += weight * the decoded payload. Bad bytes raise ValueError and touch nothing out of bounds."""
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+        """out = weight * the sum of decoded payloads, in the order given; what was there before does not matter.
+
+        To override where one pass does it: with the bits that this has.
+        """
+        out.zero_()
+        for data in datas:
+            self.decode_add(data, layout, level, out, weight)
 
     def check_size(self, data: Tensor, layout: Layout, level: float) -> None:
         """Raise ValueError unless `data` is as long as a payload of this layout: what every decoder asks first."""

@@ -1,8 +1,9 @@
 """What every kernel means, in plain PyTorch. Native kernels equal these to the bit; CUDA tensors run on them.
 
-Blocks: a buffer `x` holds S stretches, `starts` (int64[S + 1], in CPU memory) says where each begins. Each stretch is
-cut into blocks of `block` elements (the last may be shorter; block = 0 means the whole stretch is one block). Per-block
-arrays are in order. Codes are packed little-endian, `bits` bits each, and every block begins on a whole byte.
+Blocks: a buffer `x` holds S stretches, `starts` (int64[S + 1], in CPU memory) says where each begins; or, where there
+are gaps between them that are not looked at, where each begins and ends (int64[S, 2]). Each stretch is cut into blocks
+of `block` elements (the last may be shorter; block = 0 means the whole stretch is one block). Per-block arrays are in
+order. Codes are packed little-endian, `bits` bits each, and every block begins on a whole byte.
 
 Randomness: the draw of an element is a function of its stretch's key and of its counter, which is
 `counters[stretch]` plus the element's place in the stretch.
@@ -21,11 +22,18 @@ from thinwire.kernels.backends.reference.quantize import (
     quantize_levels,
     quantize_uniform,
 )
+from thinwire.kernels.backends.reference.rotated import (
+    rotate_quantize,
+    rotate_round,
+    unrotate_levels_sum,
+    unrotate_sum,
+)
 from thinwire.kernels.backends.reference.sparse import gather, put_, scatter_add, take_, top_k
 
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_levels", "dequantize_levels_add", "dequantize_uniform_add", "encode_indices", "gather", "hadamard_",
-    "index_bytes", "narrow", "pack_ints", "put_", "quantize_levels", "quantize_uniform", "random_u32", "scale_cast",
-    "scatter_add", "take_", "top_k", "widen",
+    "index_bytes", "narrow", "pack_ints", "put_", "quantize_levels", "quantize_uniform", "random_u32",
+    "rotate_quantize", "rotate_round", "scale_cast", "scatter_add", "take_", "top_k", "unrotate_levels_sum",
+    "unrotate_sum", "widen",
 ]  # fmt: skip

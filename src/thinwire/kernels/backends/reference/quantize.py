@@ -30,7 +30,7 @@ def quantize_uniform(
     """
     levels = (1 << bits) - 1
     blocks = Blocks.of(starts, block, x.device)
-    number, r = blocks.of_element, _effective(radius.to(_working(x)))
+    number, r = blocks.of_element, effective(radius.to(working(x)))
     half = torch.tensor(levels / 2, dtype=r.dtype, device=x.device)
     slope = torch.where(r > 0, half / r, 0.0)[number]
     u = x * slope + half + _draws(starts, blocks, keys, counters)
@@ -45,7 +45,7 @@ def dequantize_uniform_add(
 ) -> None:
     """out += (weight * radius) * (c * (2/s) - 1), for codes c made by `quantize_uniform`."""
     blocks = Blocks.of(starts, block, out.device)
-    r = _effective(radius.to(_working(out)))
+    r = effective(radius.to(working(out)))
     c = get_bits(codes, bits, blocks.bit_positions(bits))
     out.add_((weight * r)[blocks.of_element] * _uniform(c, bits, r.dtype))
 
@@ -62,7 +62,7 @@ def quantize_levels(
     whose scale is 0 or not finite get codes 0.
     """
     blocks = Blocks.of(starts, block, x.device)
-    number, r = blocks.of_element, _effective(scale.to(_working(x)))
+    number, r = blocks.of_element, effective(scale.to(working(x)))
     table = levels.table.to(r)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
     y = x * inverse
@@ -90,16 +90,16 @@ def dequantize_levels_add(
 ) -> None:
     """out += (weight * scale) * table[c], for codes c made by `quantize_levels`."""
     blocks = Blocks.of(starts, block, out.device)
-    r = _effective(scale.to(_working(out)))
+    r = effective(scale.to(working(out)))
     c = get_bits(codes, levels.bits, blocks.bit_positions(levels.bits))
     out.add_((weight * r)[blocks.of_element] * levels.table.to(r)[c])
 
 
-def _working(x: Tensor) -> torch.dtype:
+def working(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _effective(ranges: Tensor) -> Tensor:
+def effective(ranges: Tensor) -> Tensor:
     """The ranges as they count: 0 where too small, NaN where not finite."""
     kept = torch.where(ranges < SMALLEST, 0.0, ranges)
     return torch.where(torch.isfinite(ranges), kept, torch.nan)
