@@ -41,6 +41,12 @@ def decoded(operation, *how):
     return out
 
 
+def decoded_sum(operation, how):
+    out = x()
+    operation([codes(), codes() * 3], STARTS, BLOCK, how, [RANGES, RANGES / 3], 0.3, out=out)
+    return out
+
+
 def into(operation, *arguments):
     """The last argument, which the operation has changed."""
     operation(*arguments)
@@ -100,9 +106,10 @@ CASES = {
     "block_statistics": lambda call: statistics(call),
     "cast_add": lambda call: into(call, x().half(), 0.3, x(1)),
     "decode_indices": lambda call: call(reference.encode_indices(PLACES, N), len(PLACES), N),
-    "dequantize_levels": lambda call: decoded(call, LEVELS, RANGES),
     "dequantize_levels_add": lambda call: decoded(call, LEVELS, RANGES),
+    "dequantize_levels_sum": lambda call: decoded_sum(call, LEVELS),
     "dequantize_uniform_add": lambda call: decoded(call, BITS, RANGES),
+    "dequantize_uniform_sum": lambda call: decoded_sum(call, BITS),
     "encode_indices": lambda call: call(PLACES, N),
     "gather": lambda call: call(x(), PLACES),
     "hadamard_": lambda call: within(call, x(), STARTS, BLOCK, keys=KEYS, counters=COUNTERS),

@@ -169,6 +169,12 @@ class Codec(Scheme):
         for data in datas:
             self.decode_add(data, layout, level, out, weight)
 
+    def fields_of(self, datas: Sequence[Tensor], layout: Layout, level: float) -> list[tuple[Tensor, ...]]:
+        """Each field of several payloads, by the codec's own `_fields`."""
+        for data in datas:
+            self.check_size(data, layout, level)
+        return list(zip(*(self._fields(data, layout) for data in datas), strict=True))  # type: ignore[attr-defined]
+
     def check_size(self, data: Tensor, layout: Layout, level: float) -> None:
         """Raise ValueError unless `data` is as long as a payload of this layout: what every decoder asks first."""
         expected = self.nbytes(layout, level)

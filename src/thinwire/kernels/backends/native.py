@@ -143,9 +143,8 @@ def unrotate_levels_sum(
     signs: Sequence[Tensor], counters: Tensor, out: Tensor, add: bool = False,
 ) -> None:  # fmt: skip
     module().unrotate_levels_sum(
-        [each.data_ptr() for each in codes], codes[0].numel() if codes else 0, *_stretches(starts), block, levels.bits,
-        _table(levels.table), [each.data_ptr() for each in scale], scale[0].numel() if scale else 0, weight,
-        [each.data_ptr() for each in signs], counters.data_ptr(), add, out.data_ptr(), out.numel(), _threads(out),
+        *_all(codes), *_stretches(starts), block, levels.bits, _table(levels.table), *_all(scale), weight,
+        _all(signs)[0], counters.data_ptr(), add, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip
 
 
@@ -195,9 +194,20 @@ def quantize_uniform(
 def dequantize_uniform_add(
     codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    module().dequantize_uniform_add(
-        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, bits,
-        radius.data_ptr(), radius.numel(), weight, out.data_ptr(), out.numel(), _threads(out),
+    _dequantize_uniform([codes], starts, block, bits, [radius], weight, True, out)
+
+
+def dequantize_uniform_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> None:  # fmt: skip
+    _dequantize_uniform(codes, starts, block, bits, radius, weight, False, out)
+
+
+def _dequantize_uniform(codes, starts, block, bits, radius, weight, add, out) -> None:
+    module().dequantize_uniform(
+        *_all(codes), starts.data_ptr(), starts.numel() - 1, block, bits, *_all(radius), weight, add, out.data_ptr(),
+        out.numel(), _threads(out),
     )  # fmt: skip
 
 
@@ -213,22 +223,23 @@ def quantize_levels(
     )  # fmt: skip
 
 
-def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
-) -> None:
-    _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
-
-
 def dequantize_levels_add(
     codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    _dequantize_levels(codes, starts, block, levels, scale, weight, True, out)
+    _dequantize_levels([codes], starts, block, levels, [scale], weight, True, out)
+
+
+def dequantize_levels_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> None:  # fmt: skip
+    _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
 
 
 def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> None:
     module().dequantize_levels(
-        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits,
-        _table(levels.table), scale.data_ptr(), scale.numel(), weight, add, out.data_ptr(), out.numel(), _threads(out),
+        *_all(codes), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table), *_all(scale),
+        weight, add, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip
 
 
@@ -265,6 +276,11 @@ def _chunks(x: Tensor, indices: Tensor, chunk: int) -> tuple[int, int, int, int,
 def _stretches(starts: Tensor) -> tuple[int, int, int]:
     """Where the bounds of stretches lie, how many stretches there are, and how far apart their bounds are."""
     return (starts.data_ptr(), starts.numel() - 1, 1) if starts.dim() == 1 else (starts.data_ptr(), len(starts), 2)
+
+
+def _all(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
+    """Where tensors of one length lie, and that length."""
+    return [tensor.data_ptr() for tensor in tensors], tensors[0].numel() if tensors else 0
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -7,6 +7,8 @@ in a block whose range is finite gets code 0: ranges must come from the data, as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -77,12 +79,24 @@ def quantize_levels(
     _pack(codes, blocks, levels.bits, out)
 
 
-def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = (weight * scale) * table[c], for codes c made by `quantize_levels`."""
+def dequantize_uniform_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """out = 0, then `dequantize_uniform_add` of each, in order."""
     out.zero_()
-    dequantize_levels_add(codes, starts, block, levels, scale, weight, out=out)
+    for each_codes, each_radius in zip(codes, radius, strict=True):
+        dequantize_uniform_add(each_codes, starts, block, bits, each_radius, weight, out=out)
+
+
+def dequantize_levels_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """out = 0, then `dequantize_levels_add` of each, in order."""
+    out.zero_()
+    for each_codes, each_scale in zip(codes, scale, strict=True):
+        dequantize_levels_add(each_codes, starts, block, levels, each_scale, weight, out=out)
 
 
 def dequantize_levels_add(

@@ -7,6 +7,7 @@ counter, padding included. Integers and codes are those of padded blocks, end to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -28,17 +29,16 @@ class _Padded:
     def __init__(self, starts: Tensor, block: int, device: torch.device) -> None:
         spans = bounds(starts)
         lengths = [padded(end - begin, block, SMALLEST) for begin, end in spans]
-        self.starts = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-        self.block = block
-        numbers = [torch.arange(begin, end, dtype=torch.int64) for begin, end in spans]
-        self.real = torch.cat(numbers).to(device) if spans else torch.zeros(0, dtype=torch.int64, device=device)
-        pairs = zip(self.starts[:-1].tolist(), spans, strict=True)
-        inside = [first + torch.arange(end - begin) for first, (begin, end) in pairs]
-        self.place = torch.cat(inside).to(device) if spans else self.real
-        self.stretch = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
-        self.sizes = torch.tensor([size for length in lengths for size in _sizes(length, block)], dtype=torch.int64)
-        self.number = torch.repeat_interleave(torch.arange(len(self.sizes)), self.sizes).to(device)
-        self.numel = int(self.starts[-1])
+        sizes = [size for length in lengths for size in _sizes(length, block)]
+        firsts = list(itertools.accumulate(lengths, initial=0))
+        self.block, self.numel = block, firsts[-1]
+        self.starts = _integers(firsts)
+        pairs = zip(firsts, spans, strict=False)
+        self.real = _integers([i for begin, end in spans for i in range(begin, end)]).to(device)
+        self.place = _integers([i for first, (a, b) in pairs for i in range(first, first + b - a)]).to(device)
+        self.sizes = _integers(sizes)
+        self.stretch = torch.repeat_interleave(_integers(list(range(len(lengths)))), _integers(lengths))
+        self.number = torch.repeat_interleave(_integers(list(range(len(sizes)))), self.sizes).to(device)
 
     def take(self, x: Tensor) -> Tensor:
         """The entries of x at their padded places, and zeros."""
@@ -49,7 +49,7 @@ class _Padded:
         return y
 
     def draws(self, keys: Tensor, counters: Tensor, device: torch.device) -> Tensor:
-        counter = torch.arange(self.numel) + (counters - self.starts[:-1])[self.stretch]
+        counter = _numbers(self.numel) + (counters - self.starts[:-1])[self.stretch]
         return random_unit(keys[self.stretch], counter).to(device)
 
     def put(self, y: Tensor, out: Tensor) -> None:
@@ -57,6 +57,14 @@ class _Padded:
 
     def subtracted(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         out[self.real] = x[self.real] - y[self.place]
+
+
+def _integers(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def _numbers(count: int) -> Tensor:
+    return torch.arange(count, dtype=torch.int64, device="cpu")
 
 
 def _sizes(length: int, block: int) -> list[int]:
@@ -117,7 +125,7 @@ def rotate_quantize(
     # deviation * energy is the gradient's third power: where float32 cannot hold it, divide first.
     corrected = torch.where(corrected.isinf() & energy.isfinite(), energy / product * deviation, corrected)
     scale.copy_(torch.where(energy > 0, corrected, energy))  # NaN is not > 0 and stays
-    out.copy_(put_bits(codes, levels.bits, torch.arange(blocks.numel, device=x.device) * levels.bits, out.numel()))
+    out.copy_(put_bits(codes, levels.bits, _numbers(blocks.numel).to(x.device) * levels.bits, out.numel()))
     if lost is not None:
         blocks.subtracted(x, _decoded(out, blocks, levels, scale, signs, counters, x), lost)
 
@@ -153,7 +161,7 @@ def _nearest(y: Tensor, table: Tensor, range_: Tensor) -> Tensor:
 def _decoded(
     codes: Tensor, blocks: _Padded, levels: Levels, scale: Tensor, signs: Tensor, counters: Tensor, like: Tensor
 ) -> Tensor:
-    position = torch.arange(blocks.numel, dtype=torch.int64, device=like.device) * levels.bits
+    position = _numbers(blocks.numel).to(like.device) * levels.bits
     table = levels.table.to(device=like.device, dtype=working(like))
     range_ = effective(scale.to(working(like)))[blocks.number]
     return blocks.rotate_(range_ * table[get_bits(codes, levels.bits, position)], signs, counters, inverse=True)
