@@ -63,5 +63,6 @@ void bind_sparse(nb::module_& m);
 void bind_indices(nb::module_& m);
 void bind_hadamard(nb::module_& m);
 void bind_rotated(nb::module_& m);
+void bind_products(nb::module_& m);
 
 }  // namespace thinwire

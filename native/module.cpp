@@ -18,4 +18,5 @@ NB_MODULE(_native, m) {
     thinwire::bind_indices(m);
     thinwire::bind_hadamard(m);
     thinwire::bind_rotated(m);
+    thinwire::bind_products(m);
 }

@@ -21,6 +21,9 @@ LEVELS = Levels(torch.linspace(-1, 1, 1 << BITS))
 PLACES = torch.arange(0, N, 7, dtype=torch.int32)
 
 
+FACTORS = torch.linspace(-1, 1, 40).view(4, 10), torch.linspace(-2, 1, 120).view(4, 30)
+
+
 def x(seed: int = 0) -> torch.Tensor:
     return torch.randn(N, generator=torch.Generator().manual_seed(seed))
 
@@ -114,6 +117,7 @@ CASES = {
     "gather": lambda call: call(x(), PLACES),
     "hadamard_": lambda call: within(call, x(), STARTS, BLOCK, keys=KEYS, counters=COUNTERS),
     "narrow": lambda call: call(x(), 0.3, torch.bfloat16).float(),
+    "outer_product": lambda call: into(call, *FACTORS, torch.zeros(10, 30)),
     "pack_ints": lambda call: into(call, ints(N), BITS, torch.zeros(N // 2, dtype=torch.uint8)),
     "put_": lambda call: within(call, x(), PLACES, x(1)[: len(PLACES)]),
     "quantize_levels": lambda call: quantized(call, LEVELS, RANGES),
@@ -124,6 +128,8 @@ CASES = {
     "scale_cast": lambda call: into(call, x(), 0.3, torch.zeros(N, dtype=torch.float16)).float(),
     "scatter_add": lambda call: into(call, x(1)[: len(PLACES)], PLACES, 0.3, x()),
     "take_": lambda call: torch.cat([call(y := x(), PLACES), y]),
+    "times_columns": lambda call: into(call, x().view(10, 30), FACTORS[0], torch.zeros(4, 30)),
+    "times_rows": lambda call: into(call, x().view(10, 30), FACTORS[1], torch.zeros(4, 10)),
     "top_k": lambda call: call(x(), 20, x(1)),
     "unrotate_levels_sum": lambda call: estimates(call),
     "unrotate_sum": lambda call: summed(call),

@@ -60,6 +60,7 @@ class Scheme(Specced, ABC):
     `wide`: works in float64 where gradients are. Others get them as float32, rounded by 6e-8 of each entry.
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
+    `in_place`: writes what is lost over the bucket, where `bucket.lost` is `bucket.flat`, and the mean into `bucket.out`.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
 
     >>> @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Scheme(Specced, ABC):
     exact: ClassVar[bool] = False
     any_float: ClassVar[bool] = False
     rank_order: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     summary: ClassVar[str]  # one line: what it is for
 
@@ -228,7 +230,7 @@ class Wrapper(Scheme):
     scheme: Scheme
 
     unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
-    rank_order, shared_state = _of_inner("rank_order"), _of_inner("shared_state")
+    rank_order, in_place, shared_state = (_of_inner(each) for each in ("rank_order", "in_place", "shared_state"))
     wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:

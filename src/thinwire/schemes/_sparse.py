@@ -60,12 +60,12 @@ class Message:
         if lost is None:
             kernels.gather(flat, places, out=values)
         else:
-            kernels.take_(lost.copy_(flat), places, out=values)
+            kernels.take_(lost if lost is flat else lost.copy_(flat), places, out=values)
         rounding = None
         if lost is not None and not self.values.lossless(flat.dtype):
             rounding = bucket.scratch.take("sparse-rounding", count, flat.dtype, flat.device)
         size = self._value_bytes(bucket.layout, count)
-        part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding)
+        part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding, out=None)
         self.values.encode(part, self.values.level, out[:size])
         if rounding is not None and lost is not None:
             kernels.scatter_add(rounding, places, 1.0, lost)
@@ -99,16 +99,16 @@ def converse_about(
     if lost is None:
         kernels.gather(flat, places, chunk=chunk, out=own)
     else:
-        kernels.take_(lost.copy_(flat), places, chunk=chunk, out=own)
+        kernels.take_(lost if lost is flat else lost.copy_(flat), places, chunk=chunk, out=own)
         rounding = bucket.scratch.take("kept-rounding", count, flat.dtype, flat.device)
     scheme = _without_memory(values)
     assert scheme is not None
-    part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None)
+    part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None, out=None)
     mean = yield from scheme.converse(part, Memory(), scheme.level)
     if lost is not None and rounding is not None:
         kernels.scatter_add(rounding, places, 1.0 / scale, lost, chunk=chunk)
-    kernels.scatter_add(mean, places, 1.0 / scale, flat.zero_(), chunk=chunk)
-    return flat
+    kernels.scatter_add(mean, places, 1.0 / scale, bucket.target.zero_(), chunk=chunk)
+    return bucket.target
 
 
 @cache

@@ -39,6 +39,7 @@ class RegTopK(Scheme):
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     summary: ClassVar[str] = "Top-k that learns from what came back which entries cancel; the same bytes"
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class TopK(Codec):
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     summary: ClassVar[str] = "the largest entries with their places; few bytes for few workers"
 
     def __post_init__(self) -> None:

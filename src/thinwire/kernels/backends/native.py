@@ -148,6 +148,24 @@ def unrotate_levels_sum(
     )  # fmt: skip
 
 
+def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
+    module().with_rows(matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _threads(matrix))
+
+
+def times_columns(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
+    module().with_columns(
+        matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _threads(matrix)
+    )
+
+
+def outer_product(
+    p: Tensor, q: Tensor, out: Tensor, *, matrix: Tensor | None = None, lost: Tensor | None = None
+) -> None:
+    module().outer(
+        p.data_ptr(), q.data_ptr(), len(p), *out.shape, out.data_ptr(), _address(matrix), _address(lost), _threads(out)
+    )
+
+
 def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Tensor:
     k = indices.numel()
     out = or_empty(out, index_bytes(k, n), torch.uint8, like=indices)

@@ -31,8 +31,7 @@ _KERNELS = {
     "quantize": "quantise", "dequantize": "decode", "unrotate": "decode", "pack_ints": "pack", "add_packed": "decode",
     "encode_indices": "pack", "decode_indices": "decode", "gather": "copy", "take_": "copy", "put_": "copy",
     "scatter_add": "decode", "scale_cast": "quantise", "narrow": "quantise", "widen": "decode", "cast_add": "decode",
-    "random": "select", "left_product": "products", "right_product": "products", "outer": "products",
-    "orthonormal": "orthonormalise",
+    "random": "select", "times_": "products", "outer_product": "products",
 }  # fmt: skip
 # By the name of a PyTorch operation.
 _TORCH = {
