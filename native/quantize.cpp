@@ -43,19 +43,28 @@ void encode(address x, index n, const Blocked& blocked, address ranges, int bits
 }
 
 // What some payloads stand for, in order, onto `out`, or onto zeros: a block at a time, while it is in the cache.
+// Whether the sum is surely finite: `largest` is the largest level.
 template <class Loop>
-void decode(const std::vector<address>& codes, index code_bytes, const Blocked& blocked,
-            const std::vector<address>& ranges, int bits, float weight, bool add, address out, index n, int threads,
-            const Loop& loop) {
+bool decode(const std::vector<address>& codes, index code_bytes, const Blocked& blocked,
+            const std::vector<address>& ranges, int bits, float weight, float largest, bool add, address out, index n,
+            int threads, const Loop& loop) {
     require(codes.size() == ranges.size(), "every payload has radii or scales of its own");
+    std::atomic<bool> finite{true};
     blocked.pieces(n, bits, code_bytes).run(threads, [&](const Piece& piece) {
         for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
             float* const to = at<float>(out) + begin;
             if (!add) std::fill_n(to, end - begin, 0.0f);
-            for (std::size_t i = 0; i < codes.size(); ++i)
-                loop(at<const std::uint8_t>(codes[i]) + byte, end - begin, weight * range_of(ranges[i], number), to);
+            double reach = 0;
+            for (std::size_t i = 0; i < codes.size(); ++i) {
+                const float range = range_of(ranges[i], number);
+                reach += std::abs(static_cast<double>(range));
+                loop(at<const std::uint8_t>(codes[i]) + byte, end - begin, weight * range, to);
+            }
+            if (!(reach * std::abs(static_cast<double>(weight)) * largest < 0x1p126))
+                finite.store(false, std::memory_order_relaxed);
         });
     });
+    return finite;
 }
 
 void quantize_uniform(address x, index n, address starts, index stretches, index block, int bits, address radius,
@@ -67,11 +76,11 @@ void quantize_uniform(address x, index n, address starts, index stretches, index
            });
 }
 
-void dequantize_uniform(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
+bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
                         int bits, const std::vector<address>& radius, index radii, float weight, bool add, address out,
                         index n, int threads) {
     const auto loop = quantize_loops().uniform_add;
-    decode(codes, code_bytes, {starts, stretches, block, radii}, radius, bits, weight, add, out, n, threads,
+    return decode(codes, code_bytes, {starts, stretches, block, radii}, radius, bits, weight, 1.0f, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, to); });
 }
 
@@ -87,13 +96,15 @@ void quantize_levels(address x, index n, address starts, index stretches, index 
            });
 }
 
-void dequantize_levels(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
+bool dequantize_levels(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
                        int bits, address level, const std::vector<address>& scale, index scales, float weight, bool add,
                        address out, index n, int threads) {
     const auto loop = quantize_loops().levels_value;
-    decode(codes, code_bytes, {starts, stretches, block, scales}, scale, bits, weight, add, out, n, threads,
+    const float* const table = at<const float>(level);
+    const float largest = std::max(std::abs(table[0]), std::abs(table[(1 << bits) - 1]));
+    return decode(codes, code_bytes, {starts, stretches, block, scales}, scale, bits, weight, largest, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) {
-               loop(from, count, bits, at<const float>(level), range, true, to);
+               loop(from, count, bits, table, range, true, to);
            });
 }
 

@@ -38,6 +38,16 @@ class Scratch:
         return own + sum(part.nbytes for part in self._parts.values())
 
 
+class Verdict:
+    """What those who decoded parts of a mean can say of it without looking at it once more."""
+
+    def __init__(self) -> None:
+        self.finite: bool | None = None  # True: all of it is, surely; else somebody must look
+
+    def add(self, finite: bool) -> None:
+        self.finite = finite if self.finite is None else self.finite and finite
+
+
 @dataclass(frozen=True)
 class Bucket:
     """What one worker brings to one conversation: numbers, their names, and its place in the group.
@@ -57,6 +67,7 @@ class Bucket:
     scratch: Scratch = field(default_factory=Scratch)
     spare: Tensor | None = None  # memory like `flat` that nobody needs until the conversation has ended
     out: Tensor | None = None  # memory like `flat` for the mean; where it is given, `lost` may be `flat` itself
+    verdict: Verdict = field(default_factory=Verdict)
     seat: int | None = None  # this worker's place among those that are left; None: nobody was lost, so `worker`
 
     @classmethod

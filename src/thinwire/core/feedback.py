@@ -56,7 +56,7 @@ class Feedback(Wrapper):
             bucket.flat.add_(residual, alpha=self.decay)
             part = replace(bucket, lost=lost)
         mean = yield from self.scheme.converse(part, memory, level)
-        if kernels.all_finite(mean):
+        if bucket.verdict.finite or kernels.all_finite(mean):
             residual.copy_(lost)
         return mean
 

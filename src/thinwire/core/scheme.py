@@ -60,7 +60,7 @@ class Scheme(Specced, ABC):
     `wide`: works in float64 where gradients are. Others get them as float32, rounded by 6e-8 of each entry.
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
-    `in_place`: writes what is lost over the bucket, where `bucket.lost` is `bucket.flat`, and the mean into `bucket.out`.
+    `in_place`: writes what is lost over the bucket, where `lost` is `flat` itself, and the mean into `bucket.out`.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
 
     >>> @dataclass(frozen=True)
@@ -162,14 +162,16 @@ class Codec(Scheme):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         """out += weight * the decoded payload. Bad bytes raise ValueError and touch nothing out of bounds."""
 
-    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         """out = weight * the sum of decoded payloads, in the order given; what was there before does not matter.
 
-        To override where one pass does it: with the bits that this has.
+        Whether that is surely finite: False where it is not, or where one would have to look. To override where one
+        pass does it, with the bits that this has.
         """
         out.zero_()
         for data in datas:
             self.decode_add(data, layout, level, out, weight)
+        return False
 
     def fields_of(self, datas: Sequence[Tensor], layout: Layout, level: float) -> list[tuple[Tensor, ...]]:
         """Each field of several payloads, by the codec's own `_fields`."""

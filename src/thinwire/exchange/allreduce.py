@@ -143,7 +143,8 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", size * self.workers)
         codec.encode_padded(bucket, level, own, mean.encode)
         yield [AllGathered(all_, own, self.group)]
-        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.target)
+        share = 1.0 / self.workers
+        bucket.verdict.add(arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), share, bucket.target))
         return bucket.target
 
     def _two_shot(self, mean: Mean) -> Rounds:
@@ -166,7 +167,7 @@ class AllReduce:
         yield [AllGathered(all_, again, self.group)]
 
         for part, data in zip(parts, all_.split(max(sizes)), strict=True):
-            arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.target)
+            bucket.verdict.add(arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.target))
         return bucket.target
 
     def _integer_sum(self, request: Sum, scratch: Scratch) -> Rounds:

@@ -58,11 +58,12 @@ def part_bytes(codec: Codec, layouts: Sequence[Layout], level: float) -> list[in
 
 def add_payloads(
     codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor
-) -> None:
-    """out = weight * sum of the decoded payloads, in the order given."""
+) -> bool:
+    """out = weight * sum of the decoded payloads, in the order given; whether that is surely finite."""
+    if not layout.numel:
+        return True
     size = codec.nbytes(layout, level)
-    if layout.numel:
-        codec.decode_sum([data[:size] for data in datas], layout, level, out, weight)
+    return codec.decode_sum([data[:size] for data in datas], layout, level, out, weight)
 
 
 def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> None:

@@ -64,12 +64,15 @@ def dequantize_uniform_add(
 def dequantize_uniform_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
     out: Tensor,
-) -> None:  # fmt: skip
-    """out = weight * the sum of values, in order, for several codes made by `quantize_uniform`."""
+) -> bool:  # fmt: skip
+    """out = weight * the sum of values, in order, for several codes made by `quantize_uniform`.
+
+    Whether it is surely finite.
+    """
     check.within("bits", bits, 1, 8)
     for each_codes, each_radius in zip(codes, radius, strict=True):
         _check_decode(each_codes, starts, block, bits, each_radius, out)
-    implementation(reference.dequantize_uniform_sum, out.device, out.dtype, *(each.dtype for each in radius))(
+    return implementation(reference.dequantize_uniform_sum, out.device, out.dtype, *(each.dtype for each in radius))(
         codes, starts, block, bits, radius, weight, out=out
     )
 
@@ -77,11 +80,14 @@ def dequantize_uniform_sum(
 def dequantize_levels_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
     out: Tensor,
-) -> None:  # fmt: skip
-    """out = weight * the sum of values, in order, for several codes made by `quantize_levels`."""
+) -> bool:  # fmt: skip
+    """out = weight * the sum of values, in order, for several codes made by `quantize_levels`.
+
+    Whether it is surely finite.
+    """
     for each_codes, each_scale in zip(codes, scale, strict=True):
         _check_decode(each_codes, starts, block, levels.bits, each_scale, out)
-    implementation(reference.dequantize_levels_sum, out.device, out.dtype, *(each.dtype for each in scale))(
+    return implementation(reference.dequantize_levels_sum, out.device, out.dtype, *(each.dtype for each in scale))(
         codes, starts, block, levels, scale, weight, out=out
     )
 

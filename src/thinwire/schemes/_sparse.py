@@ -71,7 +71,8 @@ class Message:
             kernels.scatter_add(rounding, places, 1.0, lost)
         kernels.encode_indices(places, flat.numel(), out=out[size:])
 
-    def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> None:
+    def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> bool:
+        """out += weight * the decoded message; whether all values are far from what float32 cannot hold."""
         expected = self.nbytes(layout, count)
         if data.numel() != expected:
             raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
@@ -80,9 +81,18 @@ class Message:
         values = torch.zeros(count, dtype=out.dtype, device=out.device)
         self.values.decode_add(data[:size], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
+        return moderate(values)
 
     def _value_bytes(self, layout: Layout, count: int) -> int:
         return self.values.nbytes(kept_layout(layout, count), self.values.level)
+
+
+def moderate(values: Tensor, scale: float = 1.0) -> bool:
+    """Whether no value over `scale` is a NaN, infinite, or so large that the mean of such could be."""
+    if not values.numel():
+        return True
+    low, high = (float(end) for end in values.aminmax())
+    return max(-low, high) < scale * 2.0**126
 
 
 def converse_about(
@@ -107,6 +117,7 @@ def converse_about(
     mean = yield from scheme.converse(part, Memory(), scheme.level)
     if lost is not None and rounding is not None:
         kernels.scatter_add(rounding, places, 1.0 / scale, lost, chunk=chunk)
+    bucket.verdict.finite = moderate(mean, scale)
     kernels.scatter_add(mean, places, 1.0 / scale, bucket.target.zero_(), chunk=chunk)
     return bucket.target
 

@@ -66,8 +66,9 @@ class EDEN(Codec):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self._decode([data], layout, level, out, weight, add=True)
 
-    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         self._decode(datas, layout, level, out, weight, add=False)
+        return False
 
     def _decode(
         self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float, *, add: bool

@@ -48,9 +48,9 @@ class SignSGD(Codec):
         scale, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, 0, 1, scale, weight, out=out)
 
-    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         scale, codes = self.fields_of(datas, layout, level)
-        kernels.dequantize_uniform_sum(codes, layout.starts, 0, 1, scale, weight, out=out)
+        return kernels.dequantize_uniform_sum(codes, layout.starts, 0, 1, scale, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 scale per tensor, then the packed signs."""

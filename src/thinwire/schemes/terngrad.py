@@ -60,9 +60,9 @@ class TernGrad(Codec):
         radius, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
-    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         radius, codes = self.fields_of(datas, layout, level)
-        kernels.dequantize_levels_sum(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
+        return kernels.dequantize_levels_sum(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per tensor, then the packed codes."""

@@ -135,12 +135,12 @@ class TNQ(Codec):
         else:
             _tables.decode_add(codes, layout, bits, radius, shapes, self._table_for(bits), weight, out)
 
-    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         if not self.block:
             return super().decode_sum(datas, layout, level, out, weight)
         radius, _, codes = self.fields_of(datas, layout, level)
         table = _tables.laplace_blocks(int(level), self.block, self._threshold(int(level)))
-        kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
+        return kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         groups = layout.blocks(self.block)

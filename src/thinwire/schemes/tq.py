@@ -72,9 +72,9 @@ class TQ(Codec):
         radius, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
-    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> None:
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         radius, codes = self.fields_of(datas, layout, level)
-        kernels.dequantize_uniform_sum(codes, layout.starts, self.block, int(level), radius, weight, out=out)
+        return kernels.dequantize_uniform_sum(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per group, then the packed codes."""

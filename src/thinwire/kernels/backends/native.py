@@ -218,12 +218,12 @@ def dequantize_uniform_add(
 def dequantize_uniform_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
     out: Tensor,
-) -> None:  # fmt: skip
-    _dequantize_uniform(codes, starts, block, bits, radius, weight, False, out)
+) -> bool:  # fmt: skip
+    return _dequantize_uniform(codes, starts, block, bits, radius, weight, False, out)
 
 
-def _dequantize_uniform(codes, starts, block, bits, radius, weight, add, out) -> None:
-    module().dequantize_uniform(
+def _dequantize_uniform(codes, starts, block, bits, radius, weight, add, out) -> bool:
+    return module().dequantize_uniform(
         *_all(codes), starts.data_ptr(), starts.numel() - 1, block, bits, *_all(radius), weight, add, out.data_ptr(),
         out.numel(), _threads(out),
     )  # fmt: skip
@@ -250,12 +250,12 @@ def dequantize_levels_add(
 def dequantize_levels_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
     out: Tensor,
-) -> None:  # fmt: skip
-    _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
+) -> bool:  # fmt: skip
+    return _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
 
 
-def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> None:
-    module().dequantize_levels(
+def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> bool:
+    return module().dequantize_levels(
         *_all(codes), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table), *_all(scale),
         weight, add, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip

@@ -82,21 +82,29 @@ def quantize_levels(
 def dequantize_uniform_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
     out: Tensor,
-) -> None:  # fmt: skip
-    """out = 0, then `dequantize_uniform_add` of each, in order."""
+) -> bool:  # fmt: skip
+    """out = 0, then `dequantize_uniform_add` of each, in order.
+
+    Surely finite: ranges as they count leave room for the sum.
+    """
     out.zero_()
     for each_codes, each_radius in zip(codes, radius, strict=True):
         dequantize_uniform_add(each_codes, starts, block, bits, each_radius, weight, out=out)
+    return surely_finite(radius, weight, 1.0)
 
 
 def dequantize_levels_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
     out: Tensor,
-) -> None:  # fmt: skip
-    """out = 0, then `dequantize_levels_add` of each, in order."""
+) -> bool:  # fmt: skip
+    """out = 0, then `dequantize_levels_add` of each, in order.
+
+    Surely finite: ranges as they count leave room for the sum.
+    """
     out.zero_()
     for each_codes, each_scale in zip(codes, scale, strict=True):
         dequantize_levels_add(each_codes, starts, block, levels, each_scale, weight, out=out)
+    return surely_finite(scale, weight, float(levels.table.abs().max()))
 
 
 def dequantize_levels_add(
@@ -107,6 +115,12 @@ def dequantize_levels_add(
     r = effective(scale.to(working(out)))
     c = get_bits(codes, levels.bits, blocks.bit_positions(levels.bits))
     out.add_((weight * r)[blocks.of_element] * levels.table.to(r)[c])
+
+
+def surely_finite(ranges: Sequence[Tensor], weight: float, largest: float) -> bool:
+    """Whether sums of so many ranges, times `weight` and at most `largest`, stay below 2^126, block by block."""
+    reach = torch.stack([effective(each).abs().double() for each in ranges]).sum(0) * abs(weight) * largest
+    return bool((reach < 2.0**126).all())
 
 
 def working(x: Tensor) -> torch.dtype:
