@@ -8,6 +8,29 @@
 
 namespace thinwire {
 
+// Where the stretches of a buffer lie: one after the other (stride 1, one bound more than stretches), or with gaps between
+// them that are not looked at (stride 2, each with its own begin and end). See `starts` in kernels/backends/reference.
+struct Stretches {
+    const index* bounds;
+    index count, stride;
+
+    index begin(index s) const { return bounds[s * stride]; }
+    index end(index s) const { return bounds[s * stride + 1]; }
+
+    // Throws unless they ascend inside of [0, n), and cover it where there are no gaps.
+    void check(index n) const {
+        require(count >= 0 && (stride == 1 || stride == 2), "the number of stretches must not be negative");
+        index last = 0;
+        for (index s = 0; s < count; ++s) {
+            require(begin(s) >= last && end(s) >= begin(s), "starts must not decrease");
+            last = end(s);
+        }
+        require(last <= n, "starts must end inside of the buffer");
+        require(stride == 2 || (last == n && (count == 0 || begin(0) == 0)),
+                "starts must begin at 0 and end at the number of elements");
+    }
+};
+
 // A run of elements inside one stretch: some whole blocks, or a part of one long block.
 struct Piece {
     index begin, end;  // elements of the buffer

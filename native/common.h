@@ -6,6 +6,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <cstdint>
@@ -61,5 +62,7 @@ void bind_select(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_indices(nb::module_& m);
 void bind_hadamard(nb::module_& m);
+void bind_rotated(nb::module_& m);
+void bind_products(nb::module_& m);
 
 }  // namespace thinwire

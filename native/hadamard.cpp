@@ -1,73 +1,9 @@
 // The randomised Hadamard rotation in place; what it is, is told in kernels/backends/reference/hadamard.py.
-//
-// A large block does not fit into the cache, so it is seen as a matrix: first its rows are rotated, which are contiguous
-// and short, then its columns, a panel of them at a time in a buffer.
-#include "simd/hadamard.h"
-
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <vector>
-
-#include "common.h"
 #include "random.h"
+#include "rotation.h"
 
 namespace thinwire {
 namespace {
-
-constexpr index longest_row = 1 << 12;    // 16 KB: stays in the first-level cache
-constexpr index most_rows = 1 << 12;      // times panel_width entries: stays in the second
-constexpr index grain = 1 << 16;          // entries of contiguous blocks per range
-
-class Rotation {
-   public:
-    Rotation(float* x, bool inverse, int threads) : loops_(hadamard_loops()), x_(x), inverse_(inverse), threads_(threads) {}
-
-    // All of [begin, begin + n) in blocks of `size` entries; n is a multiple of size.
-    void rotate(index begin, index n, index size, Flip flip) const {
-        flip.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
-        index distance = std::min(size, longest_row);  // of the butterflies still to come
-        rows(begin, n, distance, flip, !inverse_, inverse_ && distance == size);
-        while (distance < size) {
-            const index count = std::min(most_rows, size / distance);
-            columns(begin, n, count, distance, flip, inverse_ && distance * count == size);
-            distance *= count;
-        }
-    }
-
-   private:
-    static Flip from(Flip flip, index offset) {
-        flip.counter += offset;
-        return flip;
-    }
-
-    void rows(index begin, index n, index size, const Flip& flip, bool before, bool after) const {
-        parallel_for(n, std::max(size, grain), threads_, [&](index first, index last) {
-            const Flip here = from(flip, first);
-            loops_.blocks(x_ + begin + first, last - first, size, before ? &here : nullptr, after ? &here : nullptr);
-        });
-    }
-
-    void columns(index begin, index n, index count, index stride, const Flip& flip, bool after) const {
-        const index panels = (stride + panel_width - 1) / panel_width, items = n / (count * stride) * panels;
-        const index share = (items + threads_ - 1) / threads_;
-        std::vector<std::unique_ptr<float[]>> buffers(threads_);
-        for (auto& buffer : buffers) buffer.reset(new float[count * panel_width]);
-        parallel_for(items, share, threads_, [&](index first, index last) {
-            for (index item = first; item < last; ++item) {
-                const index offset = item / panels * count * stride, column = item % panels * panel_width;
-                const Flip here = from(flip, offset);
-                loops_.columns(x_ + begin + offset, count, stride, column, std::min(column + panel_width, stride),
-                               after ? &here : nullptr, buffers[first / share].get());
-            }
-        });
-    }
-
-    const HadamardLoops& loops_;
-    float* const x_;
-    const bool inverse_;
-    const int threads_;
-};
 
 void hadamard(address x, index n, address starts, index stretches, index block, address keys, address counters,
               bool inverse, int threads) {

@@ -7,7 +7,7 @@ void bind_common(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "thinwire's native kernels. They trust their arguments: call them through thinwire.kernels.";
-    m.attr("abi") = 3;
+    m.attr("abi") = 4;
     thinwire::bind_common(m);
     thinwire::bind_cast(m);
     thinwire::bind_integers(m);
@@ -17,4 +17,6 @@ NB_MODULE(_native, m) {
     thinwire::bind_sparse(m);
     thinwire::bind_indices(m);
     thinwire::bind_hadamard(m);
+    thinwire::bind_rotated(m);
+    thinwire::bind_products(m);
 }

@@ -1,28 +1,13 @@
 // Quantise and pack; unpack and add. One call does all blocks of a bucket.
 #include "simd/quantize.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "blocks.h"
-#include "random.h"
+#include "ranges.h"
 
 namespace thinwire {
 namespace {
-
-// A block's radius or scale as it counts; see reference/quantize.py.
-float effective(float range) {
-    if (!std::isfinite(range)) return std::nanf("");
-    return range < 0x1p-120f ? 0.0f : range;
-}
-
-// The draws of a piece's elements, from its first on.
-Draws draws_of(address keys, address counters, const Piece& piece) {
-    if (!keys) return {false, 0, 0};
-    const auto key = scrambled(at<const std::uint64_t>(keys)[piece.stretch]);
-    const index counter = at<const index>(counters)[piece.stretch] + piece.place;
-    const auto low = static_cast<std::uint32_t>(key), step = static_cast<std::uint32_t>(key >> 32) | 1;
-    return {true, low + static_cast<std::uint32_t>(counter) * step, step};
-}
 
 Draws after(Draws draws, index elements) {
     draws.first += static_cast<std::uint32_t>(elements) * draws.step;
@@ -33,8 +18,7 @@ Draws after(Draws draws, index elements) {
 struct Blocked {
     address starts;
     index stretches, block;
-    address ranges;  // float32, one per block: the radius or the scale
-    index range_count;
+    index range_count;  // radii or scales, one per block
 
     Pieces pieces(index n, int bits, index code_bytes) const {
         Pieces all(starts, stretches, n, block, bits);
@@ -42,44 +26,61 @@ struct Blocked {
         require(code_bytes == all.packed, "the packed codes of these blocks have another length");
         return all;
     }
-    float range(index number) const { return effective(at<const float>(ranges)[number]); }
 };
 
+float range_of(address ranges, index number) { return effective(at<const float>(ranges)[number]); }
+
 template <class Loop>
-void encode(address x, index n, const Blocked& blocked, int bits, address keys, address counters, address out,
+void encode(address x, index n, const Blocked& blocked, address ranges, int bits, address keys, address counters, address out,
             index out_bytes, address lost, int threads, const Loop& loop) {
     blocked.pieces(n, bits, out_bytes).run(threads, [&](const Piece& piece) {
-        const Draws draws = draws_of(keys, counters, piece);
+        const Draws draws = draws_of(keys, counters, piece.stretch, piece.place);
         for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
-            loop(at<const float>(x) + begin, end - begin, blocked.range(number), after(draws, begin - piece.begin),
+            loop(at<const float>(x) + begin, end - begin, range_of(ranges, number), after(draws, begin - piece.begin),
                  at<std::uint8_t>(out) + byte, lost ? at<float>(lost) + begin : nullptr);
         });
     });
 }
 
+// What some payloads stand for, in order, onto `out`, or onto zeros: a block at a time, while it is in the cache.
+// Whether the sum is surely finite: `largest` is the largest level.
 template <class Loop>
-void decode(address codes, index code_bytes, const Blocked& blocked, int bits, float weight, address out, index n,
+bool decode(const std::vector<address>& codes, index code_bytes, const Blocked& blocked,
+            const std::vector<address>& ranges, int bits, float weight, float largest, bool add, address out, index n,
             int threads, const Loop& loop) {
+    require(codes.size() == ranges.size(), "every payload has radii or scales of its own");
+    std::atomic<bool> finite{true};
     blocked.pieces(n, bits, code_bytes).run(threads, [&](const Piece& piece) {
         for_blocks(piece, blocked.block, bits, [&](index begin, index end, index number, index byte) {
-            loop(at<const std::uint8_t>(codes) + byte, end - begin, weight * blocked.range(number), at<float>(out) + begin);
+            float* const to = at<float>(out) + begin;
+            if (!add) std::fill_n(to, end - begin, 0.0f);
+            double reach = 0;
+            for (std::size_t i = 0; i < codes.size(); ++i) {
+                const float range = range_of(ranges[i], number);
+                reach += std::abs(static_cast<double>(range));
+                loop(at<const std::uint8_t>(codes[i]) + byte, end - begin, weight * range, to);
+            }
+            if (!(reach * std::abs(static_cast<double>(weight)) * largest < 0x1p126))
+                finite.store(false, std::memory_order_relaxed);
         });
     });
+    return finite;
 }
 
 void quantize_uniform(address x, index n, address starts, index stretches, index block, int bits, address radius,
                       index radii, address keys, address counters, address out, index out_bytes, address lost, int threads) {
     const auto loop = quantize_loops().uniform;
-    encode(x, n, {starts, stretches, block, radius, radii}, bits, keys, counters, out, out_bytes, lost, threads,
+    encode(x, n, {starts, stretches, block, radii}, radius, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, range, draws, to, left);
            });
 }
 
-void dequantize_uniform_add(address codes, index code_bytes, address starts, index stretches, index block, int bits,
-                            address radius, index radii, float weight, address out, index n, int threads) {
+bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
+                        int bits, const std::vector<address>& radius, index radii, float weight, bool add, address out,
+                        index n, int threads) {
     const auto loop = quantize_loops().uniform_add;
-    decode(codes, code_bytes, {starts, stretches, block, radius, radii}, bits, weight, out, n, threads,
+    return decode(codes, code_bytes, {starts, stretches, block, radii}, radius, bits, weight, 1.0f, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, to); });
 }
 
@@ -89,18 +90,21 @@ void quantize_levels(address x, index n, address starts, index stretches, index 
     const LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
                               at<const Pair>(cell), cells, crowd, cells_per_unit};
     const auto loop = quantize_loops().levels;
-    encode(x, n, {starts, stretches, block, scale, scales}, bits, keys, counters, out, out_bytes, lost, threads,
+    encode(x, n, {starts, stretches, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, table, range, draws, to, left);
            });
 }
 
-void dequantize_levels(address codes, index code_bytes, address starts, index stretches, index block, int bits,
-                       address level, address scale, index scales, float weight, bool add, address out, index n, int threads) {
+bool dequantize_levels(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
+                       int bits, address level, const std::vector<address>& scale, index scales, float weight, bool add,
+                       address out, index n, int threads) {
     const auto loop = quantize_loops().levels_value;
-    decode(codes, code_bytes, {starts, stretches, block, scale, scales}, bits, weight, out, n, threads,
+    const float* const table = at<const float>(level);
+    const float largest = std::max(std::abs(table[0]), std::abs(table[(1 << bits) - 1]));
+    return decode(codes, code_bytes, {starts, stretches, block, scales}, scale, bits, weight, largest, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) {
-               loop(from, count, bits, at<const float>(level), range, add, to);
+               loop(from, count, bits, table, range, true, to);
            });
 }
 
@@ -108,7 +112,7 @@ void dequantize_levels(address codes, index code_bytes, address starts, index st
 
 void bind_quantize(nb::module_& m) {
     m.def("quantize_uniform", quantize_uniform, without_gil());
-    m.def("dequantize_uniform_add", dequantize_uniform_add, without_gil());
+    m.def("dequantize_uniform", dequantize_uniform, without_gil());
     m.def("quantize_levels", quantize_levels, without_gil());
     m.def("dequantize_levels", dequantize_levels, without_gil());
 }

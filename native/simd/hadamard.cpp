@@ -1,16 +1,16 @@
 #include "hadamard.h"
 
+#include "vector.h"
+
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
 namespace {
 
 using std::uint32_t;
 using std::uint64_t;
 
-constexpr int width = 8;
-typedef float Vector __attribute__((vector_size(width * sizeof(float)), aligned(4), may_alias));
-typedef uint32_t Bits __attribute__((vector_size(width * sizeof(float))));
-
 #define THINWIRE_INLINE inline __attribute__((always_inline))
+
+constexpr index first = 64;  // entries whose stages are done in registers, and the signs that are drawn together
 
 uint32_t random_u32(uint64_t key, uint32_t counter) {
     uint32_t x = counter * (static_cast<uint32_t>(key >> 32) | 1) + static_cast<uint32_t>(key);
@@ -19,42 +19,69 @@ uint32_t random_u32(uint64_t key, uint32_t counter) {
     return x ^ (x >> 15);
 }
 
-THINWIRE_INLINE void flip_run(float* x, index n, uint32_t signs, uint32_t scale) {
-    for (index j = 0; j < n; ++j) x[j] *= __builtin_bit_cast(float, ((signs >> j) << 31) ^ scale);
+// The signs of entries offset, offset + 1, ..., 64 at a time, out of the three words they lie in.
+class Signs {
+   public:
+    Signs(const Flip& with, index offset)
+        : key_(with.key), word_(static_cast<uint32_t>((with.counter + offset) >> 5)), shift_((with.counter + offset) & 31),
+          next_(random_u32(key_, ~word_)) {}
+
+    uint64_t next() {
+        const uint64_t low = next_ | static_cast<uint64_t>(random_u32(key_, ~(word_ + 1))) << 32;
+        word_ += 2;
+        next_ = random_u32(key_, ~word_);
+        return shift_ ? low >> shift_ | next_ << (64 - shift_) : low;
+    }
+
+   private:
+    const uint64_t key_;
+    uint32_t word_;
+    const int shift_;
+    uint64_t next_;
+};
+
+// v times +scale, or -scale where a bit of `signs` is set.
+THINWIRE_INLINE f32 flipped(f32 v, float scale, uint64_t signs) {
+#if defined(__AVX512F__)
+    const __m512i product = _mm512_castps_si512((__m512)(v * scale));
+    return (f32)_mm512_mask_xor_epi32(product, static_cast<__mmask16>(signs), product, _mm512_set1_epi32(INT32_MIN));
+#else
+    const u32 bits = (static_cast<uint32_t>(signs) >> lane_numbers()) << 31;
+    return v * (f32)(bits ^ __builtin_bit_cast(uint32_t, scale));
+#endif
 }
 
-// Entries offset, offset + 1, ... of what `with` is for. 32 signs at a time, out of the two words they lie in.
 void flip(float* x, index n, const Flip& with, index offset) {
-    const uint32_t scale = __builtin_bit_cast(uint32_t, with.scale);
-    const index counter = with.counter + offset;
-    uint32_t word = static_cast<uint32_t>(counter >> 5);
-    uint64_t signs = random_u32(with.key, ~word);
-    for (index i = 0; i < n; i += 32) {
-        signs |= static_cast<uint64_t>(random_u32(with.key, ~++word)) << 32;
-        const uint32_t these = static_cast<uint32_t>(signs >> (counter & 31));
-        if (n - i >= 32)
-            flip_run(x + i, 32, these, scale);
-        else
-            flip_run(x + i, n - i, these, scale);
-        signs >>= 32;
+    Signs stream(with, offset);
+    for (index i = 0; i < n; i += first) {
+        uint64_t signs = stream.next();
+        index j = i;
+        for (; j + lanes <= n && j < i + first; j += lanes, signs >>= lanes)
+            store(flipped(load<f32>(x + j), with.scale, signs), x + j);
+        for (; j < n && j < i + first; ++j, signs >>= 1) x[j] *= signs & 1 ? -with.scale : with.scale;
     }
 }
 
-// log2(radix) stages, at distances h, 2h, ..., with all that belongs together held in registers. h is a multiple of `width`.
+template <int rows>
+THINWIRE_INLINE void butterflies(f32 (&v)[rows]) {
+    for (int distance = 1; distance < rows; distance *= 2)
+        for (int row = 0; row < rows; ++row)
+            if (!(row & distance)) {
+                const f32 a = v[row], b = v[row + distance];
+                v[row] = a + b;
+                v[row + distance] = a - b;
+            }
+}
+
+// log2(radix) stages, at distances h, 2h, ..., with all that belongs together held in registers. h is a multiple of `lanes`.
 template <int radix>
 THINWIRE_INLINE void pass(float* x, index n, index h) {
     for (index block = 0; block < n; block += radix * h)
-        for (index column = block; column < block + h; column += width) {
-            Vector v[radix];
-            for (int row = 0; row < radix; ++row) v[row] = *reinterpret_cast<const Vector*>(x + column + row * h);
-            for (int distance = 1; distance < radix; distance *= 2)
-                for (int row = 0; row < radix; ++row)
-                    if (!(row & distance)) {
-                        const Vector a = v[row], b = v[row + distance];
-                        v[row] = a + b;
-                        v[row + distance] = a - b;
-                    }
-            for (int row = 0; row < radix; ++row) *reinterpret_cast<Vector*>(x + column + row * h) = v[row];
+        for (index column = block; column < block + h; column += lanes) {
+            f32 v[radix];
+            for (int row = 0; row < radix; ++row) v[row] = load<f32>(x + column + row * h);
+            butterflies(v);
+            for (int row = 0; row < radix; ++row) store(v[row], x + column + row * h);
         }
 }
 
@@ -65,37 +92,51 @@ void passes(float* x, index n, index h, index size) {
     if (2 * h <= size) pass<2>(x, n, h);
 }
 
-// The lanes of v in the order of the constants that follow. GCC knows Clang's name for it since version 12.
-#if __has_builtin(__builtin_shufflevector)
-#define THINWIRE_SHUFFLED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+// The stage at a distance inside of vectors: lanes whose number has that bit subtract. Times +-1 is exact, so a fused
+// multiplication changes nothing.
+THINWIRE_INLINE f32 within(f32 v, f32 other, int distance) {
+    f32 sign;
+    for (int i = 0; i < lanes; ++i) sign[i] = i & distance ? -1.0f : 1.0f;
+#if defined(__AVX512F__)
+    return (f32)_mm512_fmadd_ps((__m512)v, (__m512)sign, (__m512)other);
+#elif defined(__AVX2__)
+    return (f32)_mm256_fmadd_ps((__m256)v, (__m256)sign, (__m256)other);
 #else
-#define THINWIRE_SHUFFLED(v, ...) __builtin_shuffle(v, Bits{__VA_ARGS__})
+    return v * sign + other;
 #endif
+}
 
-// One stage inside each vector: `other` has what each lane is paired with, and `minus` marks the lanes that subtract.
-THINWIRE_INLINE Vector within(Vector v, Vector other, Bits minus) {
-    return other + reinterpret_cast<Vector>(reinterpret_cast<Bits>(v) ^ minus);
+// All stages inside of a vector.
+THINWIRE_INLINE f32 inner_stages(f32 v) {
+#if defined(__AVX512F__)
+    v = within(v, (f32)_mm512_permute_ps((__m512)v, 0xB1), 1);
+    v = within(v, (f32)_mm512_permute_ps((__m512)v, 0x4E), 2);
+    v = within(v, (f32)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xB1), 4);
+    return within(v, (f32)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4E), 8);
+#elif defined(__AVX2__)
+    v = within(v, (f32)_mm256_permute_ps((__m256)v, 0xB1), 1);
+    v = within(v, (f32)_mm256_permute_ps((__m256)v, 0x4E), 2);
+    return within(v, (f32)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1), 4);
+#else
+    v = within(v, f32{v[1], v[0], v[3], v[2]}, 1);
+    return within(v, f32{v[2], v[3], v[0], v[1]}, 2);
+#endif
 }
 
 // The first six stages, 64 entries at a time.
-void first_stages(float* x, index n) {
-    constexpr uint32_t m = 0x80000000u;
-    for (index block = 0; block < n; block += 64) {
-        Vector v[8];
-        for (int row = 0; row < 8; ++row) {
-            v[row] = *reinterpret_cast<const Vector*>(x + block + row * width);
-            v[row] = within(v[row], THINWIRE_SHUFFLED(v[row], 1, 0, 3, 2, 5, 4, 7, 6), Bits{0, m, 0, m, 0, m, 0, m});
-            v[row] = within(v[row], THINWIRE_SHUFFLED(v[row], 2, 3, 0, 1, 6, 7, 4, 5), Bits{0, 0, m, m, 0, 0, m, m});
-            v[row] = within(v[row], THINWIRE_SHUFFLED(v[row], 4, 5, 6, 7, 0, 1, 2, 3), Bits{0, 0, 0, 0, m, m, m, m});
+void first_stages(const float* from, float* x, index n, const Flip* before, index offset) {
+    constexpr int rows = first / lanes;
+    Signs stream(before ? *before : Flip{}, offset);
+    for (index block = 0; block < n; block += first) {
+        f32 v[rows];
+        for (int row = 0; row < rows; ++row) v[row] = load<f32>(from + block + row * lanes);
+        if (before) {
+            uint64_t signs = stream.next();
+            for (int row = 0; row < rows; ++row, signs >>= lanes) v[row] = flipped(v[row], before->scale, signs);
         }
-        for (int distance = 1; distance < 8; distance *= 2)
-            for (int row = 0; row < 8; ++row)
-                if (!(row & distance)) {
-                    const Vector a = v[row], b = v[row + distance];
-                    v[row] = a + b;
-                    v[row + distance] = a - b;
-                }
-        for (int row = 0; row < 8; ++row) *reinterpret_cast<Vector*>(x + block + row * width) = v[row];
+        for (int row = 0; row < rows; ++row) v[row] = inner_stages(v[row]);
+        butterflies(v);
+        for (int row = 0; row < rows; ++row) store(v[row], x + block + row * lanes);
     }
 }
 
@@ -109,14 +150,15 @@ void small_block(float* x, index size) {
             }
 }
 
-void blocks(float* x, index n, index size, const Flip* before, const Flip* after) {
+void blocks(const float* from, float* x, index n, index size, const Flip* before, const Flip* after) {
     for (index begin = 0; begin < n; begin += size) {
-        if (before) flip(x + begin, size, *before, begin);
-        if (size < 64) {
+        if (size < first) {
+            if (from != x) __builtin_memcpy(x + begin, from + begin, size * sizeof(float));
+            if (before) flip(x + begin, size, *before, begin);
             small_block(x + begin, size);
         } else {
-            first_stages(x + begin, size);
-            passes(x + begin, size, 64, size);
+            first_stages(from + begin, x + begin, size, before, begin);
+            passes(x + begin, size, first, size);
         }
         if (after) flip(x + begin, size, *after, begin);
     }

@@ -15,8 +15,9 @@ struct Flip {
 };
 
 struct HadamardLoops {
-    // Contiguous blocks of `size` entries, n in all. The flips come before or after the butterflies; either may be null.
-    void (*blocks)(float* x, index n, index size, const Flip* before, const Flip* after);
+    // Contiguous blocks of `size` entries, n in all, of `from` (which may be x) into x. The flips come before or after the
+    // butterflies; either may be null.
+    void (*blocks)(const float* from, float* x, index n, index size, const Flip* before, const Flip* after);
     // Columns [begin, end), at most panel_width of them, of a row-major matrix of `size` rows and `stride` columns: each
     // is one block. `buffer` holds size * panel_width entries.
     void (*columns)(float* x, index size, index stride, index begin, index end, const Flip* after, float* buffer);

@@ -1,4 +1,5 @@
-// Loops of integers.cpp: signed integers of `width` bits, 1..32, packed little-endian; 8 of them are `width` bytes.
+// Loops of integers.cpp: signed integers of `width` bits, packed little-endian; 8 of them are `width` bytes. Unpacked they
+// are int8, int16 or int32 (`size` bytes), which hold `width` bits.
 #pragma once
 #include "../dispatch.h"
 
@@ -8,9 +9,9 @@ enum class Into { add, add_saturating };  // what unpacked integers do to `out`
 
 struct IntegerLoops {
     // False if one of the values does not fit into `width` bits.
-    bool (*pack)(const std::int32_t* values, index n, int width, std::uint8_t* out);
+    bool (*pack)(const void* values, index n, int size, int width, std::uint8_t* out);
     // Sums wrap; saturating ones are clipped to +-(2^(width-1) - 1).
-    void (*unpack)(const std::uint8_t* in, index n, int width, Into into, std::int32_t* out);
+    void (*unpack)(const std::uint8_t* in, index n, int width, Into into, int size, void* out);
 };
 
 THINWIRE_LOOPS(IntegerLoops, integer_loops)

@@ -1,6 +1,7 @@
 #include "quantize.h"
 
 #include "bits.h"
+#include "draws.h"
 #include "table.h"
 
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
@@ -8,14 +9,6 @@ namespace {
 
 using std::uint32_t;
 using std::uint8_t;
-
-// See reference/draws.py.
-inline f32 unit(u32 x) {
-    x = (x ^ (x >> 16)) * 0x21F0AAAD;
-    x = (x ^ (x >> 15)) * 0x735A2D97;
-    x = x ^ (x >> 15);
-    return to_float((i32)(x >> 8)) * 0x1p-24f;
-}
 
 // Even levels over [-range, range].
 template <int B>
@@ -98,6 +91,13 @@ struct ManyLevels {
     const LevelTable& table;
 };
 
+// 64 levels fit into AVX-512's registers, where a search is faster than looking into memory.
+#if defined(__AVX512F__)
+using SixBitLevels = FewLevels<6>;
+#else
+using SixBitLevels = ManyLevels<6>;
+#endif
+
 // The codes of 64 elements, one per byte, and where asked for what they lose.
 template <bool Random, bool Lost, class Rule>
 inline void encode(const Rule& rule, const float* x, u32 walk, u32 step, std::uint8_t* codes, float* lost) {
@@ -174,7 +174,7 @@ void levels(const float* x, index n, int bits, const LevelTable& table, float ra
         case 3: return encode_by(FewLevels<3>(table, range), x, n, draws, out, lost);
         case 4: return encode_by(FewLevels<4>(table, range), x, n, draws, out, lost);
         case 5: return encode_by(FewLevels<5>(table, range), x, n, draws, out, lost);
-        case 6: return encode_by(ManyLevels<6>(table, range), x, n, draws, out, lost);
+        case 6: return encode_by(SixBitLevels(table, range), x, n, draws, out, lost);
         case 7: return encode_by(ManyLevels<7>(table, range), x, n, draws, out, lost);
         case 8: return encode_by(ManyLevels<8>(table, range), x, n, draws, out, lost);
     }
@@ -236,6 +236,16 @@ struct ManyValues {
     float range;
 };
 
+#if defined(__AVX512F__)
+template <int B>
+using SomeValues = FewValues<B>;
+#else
+template <int B>
+struct SomeValues : ManyValues<B> {
+    SomeValues(const float* level, float range) : ManyValues<B>{level, range} {}
+};
+#endif
+
 template <class Rule>
 void decode_by(const Rule& rule, const uint8_t* in, index n, bool add, float* out) {
     add ? decode_run<true>(rule, in, n, out) : decode_run<false>(rule, in, n, out);
@@ -248,8 +258,8 @@ void levels_value(const uint8_t* in, index n, int bits, const float* level, floa
         case 3: return decode_by(FewValues<3>(level, range), in, n, add, out);
         case 4: return decode_by(FewValues<4>(level, range), in, n, add, out);
         case 5: return decode_by(FewValues<5>(level, range), in, n, add, out);
-        case 6: return decode_by(ManyValues<6>{level, range}, in, n, add, out);
-        case 7: return decode_by(ManyValues<7>{level, range}, in, n, add, out);
+        case 6: return decode_by(SomeValues<6>(level, range), in, n, add, out);
+        case 7: return decode_by(SomeValues<7>(level, range), in, n, add, out);
         case 8: return decode_by(ManyValues<8>{level, range}, in, n, add, out);
     }
 }

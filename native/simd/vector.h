@@ -65,6 +65,18 @@ inline f32 at_most(f32 x, f32 high) {
 #endif
 }
 
+// The next integer at or above; |x| must be below 2^31.
+inline f32 ceiling(f32 x) {
+#if defined(__AVX512F__)
+    return (f32)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+    return (f32)_mm256_ceil_ps((__m256)x);
+#else
+    const f32 whole = to_float(to_int(x));
+    return whole < x ? whole + 1.0f : whole;
+#endif
+}
+
 // 4 vectors of integers in 0..255, in order, as bytes.
 inline void store_bytes(i32 a, i32 b, i32 c, i32 d, std::uint8_t* to) {
 #if defined(__AVX512F__)
@@ -80,6 +92,21 @@ inline void store_bytes(i32 a, i32 b, i32 c, i32 d, std::uint8_t* to) {
 #else
     const i32 vectors[4] = {a, b, c, d};
     for (int i = 0; i < 4 * lanes; ++i) to[i] = static_cast<std::uint8_t>(vectors[i / lanes][i % lanes]);
+#endif
+}
+
+// 4 vectors of integers in -128..127, in order, as bytes.
+inline void store_signed_bytes(i32 a, i32 b, i32 c, i32 d, std::int8_t* to) {
+#if defined(__AVX512F__)
+    store_bytes(a, b, c, d, reinterpret_cast<std::uint8_t*>(to));  // which leaves out all but the last 8 bits
+#elif defined(__AVX2__)
+    const __m256i ab = _mm256_packs_epi32((__m256i)a, (__m256i)b), cd = _mm256_packs_epi32((__m256i)c, (__m256i)d);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+#else
+    const i32 vectors[4] = {a, b, c, d};
+    for (int i = 0; i < 4 * lanes; ++i) to[i] = static_cast<std::int8_t>(vectors[i / lanes][i % lanes]);
 #endif
 }
 

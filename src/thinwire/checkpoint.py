@@ -94,6 +94,8 @@ def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def gather(wire: Reducer, state: dict[str, Any], *, to_all: bool) -> dict[str, Any]:
     """The states of all ranks as one; a collective. Where only the first is to have it, the others get their own."""
+    if wire.group is None:
+        raise ValueError("workers that may come late have no group to gather over: save every rank's own state_dict()")
     lost = wire.group.size() - wire.exchange.workers
     if lost > 0:
         raise ValueError(f"{lost} workers are lost, so nothing can be gathered: save every rank's own state_dict()")

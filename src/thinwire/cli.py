@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from thinwire.lab.bench.bench import bench
+from thinwire.lab.bench.schemes import bench_schemes
 from thinwire.lab.cost.advise import checked
 from thinwire.lab.cost.advise_command import advise_on_networks, parameters
 from thinwire.lab.cost.simulate import WORKERS, simulate
@@ -203,12 +204,38 @@ def reproduce_claims(
 
 @app.command("bench")
 def bench_kernels(
+    schemes: Annotated[bool, typer.Option("--schemes", help="Whole conversations instead of kernels.")] = False,
+    scheme: Annotated[
+        list[str], typer.Option(metavar="SPEC", help="With --schemes: these; repeatable. Without: one of each kind.")
+    ] = NONE,
+    workers: Annotated[int, typer.Option(help="With --schemes: the size of the group that is pretended.")] = 2,
     only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
-    repeats: Annotated[int, typer.Option(help="Rounds; the best counts.")] = 5,
+    repeats: Annotated[int | None, typer.Option(help="Rounds: 5 of kernels, 15 of conversations.")] = None,
     json_file: Json = None,
 ) -> None:
-    """The speed of every kernel, against memcpy and its PyTorch reference, in one run."""
-    bench(repeats=repeats, only=only, json_file=json_file)
+    """The speed of every kernel against memcpy and its PyTorch reference, or of whole conversations.
+
+    --schemes: what one worker computes in a step (exemptions, feedback, encode,
+    decode; no wire) for an MLP of 5.8 M weights, in its DDP buckets: in
+    milliseconds, and in memcpys, the time that one copy of the gradient takes in
+    the same rounds. 3 memcpys of a gradient of 100 MB are 6 where it has 200 MB,
+    on any machine about alike: what a scheme costs you is that times your own
+    copy. A second table says what the memcpys are spent on; "feed" is error
+    memory, "py" is Python. Fresh memory is what a step allocates, which costs more
+    than computing in it; scratch is kept from step to step. For example:
+
+      thinwire bench --schemes --scheme "qsgd(bits=4)" --scheme "thc(bits=4)"
+
+      thinwire bench --only top-k
+    """
+    if (scheme or workers != 2) and not schemes:
+        raise ValueError("--scheme and --workers need --schemes")
+    if schemes and only:
+        raise ValueError("--only chooses kernels; with --schemes use --scheme")
+    if schemes:
+        bench_schemes(scheme, repeats=repeats or 15, workers=workers, json_file=json_file)
+    else:
+        bench(repeats=repeats or 5, only=only, json_file=json_file)
 
 
 @app.command("list")

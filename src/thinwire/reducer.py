@@ -347,7 +347,7 @@ class Reducer:
     @property
     def groups(self) -> Sequence[dist.ProcessGroup]:
         """Over which, one after the other, the states of all ranks come together."""
-        return [self.group]
+        return [] if self.group is None else [self.group]
 
     @property
     def seat(self) -> str:

@@ -9,7 +9,7 @@ from thinwire import kernels
 from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, implementation
 
-SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes"}  # plain arithmetic: no backend has a say
+SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"random_u32"}
@@ -19,6 +19,9 @@ STARTS, KEYS, COUNTERS = torch.tensor([0, 100, N]), torch.tensor([5, -7]), torch
 RANGES = torch.full((6,), 2.5)  # 2 blocks of the first stretch, 4 of the second
 LEVELS = Levels(torch.linspace(-1, 1, 1 << BITS))
 PLACES = torch.arange(0, N, 7, dtype=torch.int32)
+
+
+FACTORS = torch.linspace(-1, 1, 40).view(4, 10), torch.linspace(-2, 1, 120).view(4, 30)
 
 
 def x(seed: int = 0) -> torch.Tensor:
@@ -38,6 +41,12 @@ def quantized(operation, *how):
 def decoded(operation, *how):
     out = x()
     operation(codes(), STARTS, BLOCK, *how, 0.3, out=out)
+    return out
+
+
+def decoded_sum(operation, how):
+    out = x()
+    operation([codes(), codes() * 3], STARTS, BLOCK, how, [RANGES, RANGES / 3], 0.3, out=out)
     return out
 
 
@@ -63,6 +72,34 @@ def ints(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.int32) % 13 - 6
 
 
+def rounded(operation):
+    out, lost = torch.zeros(kernels.padded_numel(STARTS, BLOCK), dtype=torch.int8), torch.zeros(N)
+    how = {"signs": KEYS, "keys": KEYS + 1, "counters": COUNTERS}
+    operation(x(), STARTS, BLOCK, RANGES / 5, 0.5, -8, 7, **how, out=out, lost=lost)
+    return torch.cat([out.float(), lost])
+
+
+def summed(operation):
+    out, total = torch.zeros(N), ints(kernels.padded_numel(STARTS, BLOCK)).to(torch.int8)
+    operation(total, STARTS, BLOCK, RANGES, 0.5, signs=KEYS, counters=COUNTERS, out=out)
+    return out
+
+
+def estimated(operation):
+    size = kernels.padded_numel(STARTS, BLOCK) * BITS // 8
+    out, scale, lost = torch.zeros(size, dtype=torch.uint8), torch.zeros(6), torch.zeros(N)
+    operation(x(), STARTS, BLOCK, LEVELS, signs=KEYS, counters=COUNTERS, scale=scale, out=out, lost=lost)
+    return torch.cat([out.float(), scale, lost])
+
+
+def estimates(operation):
+    size, out = kernels.padded_numel(STARTS, BLOCK) * BITS // 8, x()
+    codes = [torch.arange(size).mul(factor).to(torch.uint8) for factor in (37, 41)]
+    how = {"signs": [KEYS, KEYS + 1], "counters": COUNTERS}
+    operation(codes, STARTS, BLOCK, LEVELS, [RANGES, RANGES / 3], 0.3, **how, out=out)
+    return out
+
+
 # One call of each operation, and all that it has made.
 CASES = {
     "add_packed": lambda call: into(call, codes(), BITS, ints(2 * len(codes()))),
@@ -72,22 +109,30 @@ CASES = {
     "block_statistics": lambda call: statistics(call),
     "cast_add": lambda call: into(call, x().half(), 0.3, x(1)),
     "decode_indices": lambda call: call(reference.encode_indices(PLACES, N), len(PLACES), N),
-    "dequantize_levels": lambda call: decoded(call, LEVELS, RANGES),
     "dequantize_levels_add": lambda call: decoded(call, LEVELS, RANGES),
+    "dequantize_levels_sum": lambda call: decoded_sum(call, LEVELS),
     "dequantize_uniform_add": lambda call: decoded(call, BITS, RANGES),
+    "dequantize_uniform_sum": lambda call: decoded_sum(call, BITS),
     "encode_indices": lambda call: call(PLACES, N),
     "gather": lambda call: call(x(), PLACES),
     "hadamard_": lambda call: within(call, x(), STARTS, BLOCK, keys=KEYS, counters=COUNTERS),
     "narrow": lambda call: call(x(), 0.3, torch.bfloat16).float(),
+    "outer_product": lambda call: into(call, *FACTORS, torch.zeros(10, 30)),
     "pack_ints": lambda call: into(call, ints(N), BITS, torch.zeros(N // 2, dtype=torch.uint8)),
     "put_": lambda call: within(call, x(), PLACES, x(1)[: len(PLACES)]),
     "quantize_levels": lambda call: quantized(call, LEVELS, RANGES),
     "quantize_uniform": lambda call: quantized(call, BITS, RANGES),
     "random_u32": lambda call: call(KEYS[:1], torch.arange(N)),
+    "rotate_quantize": lambda call: estimated(call),
+    "rotate_round": lambda call: rounded(call),
     "scale_cast": lambda call: into(call, x(), 0.3, torch.zeros(N, dtype=torch.float16)).float(),
     "scatter_add": lambda call: into(call, x(1)[: len(PLACES)], PLACES, 0.3, x()),
     "take_": lambda call: torch.cat([call(y := x(), PLACES), y]),
+    "times_columns": lambda call: into(call, x().view(10, 30), FACTORS[0], torch.zeros(4, 30)),
+    "times_rows": lambda call: into(call, x().view(10, 30), FACTORS[1], torch.zeros(4, 10)),
     "top_k": lambda call: call(x(), 20, x(1)),
+    "unrotate_levels_sum": lambda call: estimates(call),
+    "unrotate_sum": lambda call: summed(call),
     "widen": lambda call: into(call, reference.narrow(y := x(), 0.3, torch.float16), y),
 }
 

@@ -38,11 +38,22 @@ class Scratch:
         return own + sum(part.nbytes for part in self._parts.values())
 
 
+class Verdict:
+    """What those who decoded parts of a mean can say of it without looking at it once more."""
+
+    def __init__(self) -> None:
+        self.finite: bool | None = None  # True: all of it is, surely; else somebody must look
+
+    def add(self, finite: bool) -> None:
+        self.finite = finite if self.finite is None else self.finite and finite
+
+
 @dataclass(frozen=True)
 class Bucket:
     """What one worker brings to one conversation: numbers, their names, and its place in the group.
 
-    `flat` belongs to the conversation: schemes may write over it, and an exchange writes a Mean's answer there.
+    `flat` belongs to the conversation: schemes may write over it, and an exchange writes a Mean's answer there, or into
+    `out` where there is one.
     A bucket does not know about the network, the model or the optimizer.
     """
 
@@ -55,12 +66,19 @@ class Bucket:
     lost: Tensor | None = None  # where asked for: the scheme writes `flat - what this worker's message says`
     scratch: Scratch = field(default_factory=Scratch)
     spare: Tensor | None = None  # memory like `flat` that nobody needs until the conversation has ended
+    out: Tensor | None = None  # memory like `flat` for the mean; where it is given, `lost` may be `flat` itself
+    verdict: Verdict = field(default_factory=Verdict)
     seat: int | None = None  # this worker's place among those that are left; None: nobody was lost, so `worker`
 
     @classmethod
     def of(cls, tensor: Tensor, name: str = "tensor", workers: int = 1) -> Bucket:
         """A bucket of one tensor, for trying a scheme by hand."""
         return cls(tensor.reshape(-1), Layout.of([(name, tensor.shape)]), workers=workers)
+
+    @property
+    def target(self) -> Tensor:
+        """Where the mean goes."""
+        return self.flat if self.out is None else self.out
 
     @property
     def place(self) -> int:
@@ -91,6 +109,7 @@ class Bucket:
                     flat=self.flat[start:stop],
                     layout=layout,
                     lost=None if self.lost is None else self.lost[start:stop],
+                    out=None if self.out is None else self.out[start:stop],
                 )
             )
             start = stop

@@ -46,12 +46,17 @@ class Feedback(Wrapper):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         residual = memory.flat("residual", bucket.layout)
-        bucket.flat.add_(residual, alpha=self.decay)
         lost = bucket.lost
         if lost is None:
             lost = bucket.spare if bucket.spare is not None else _room(bucket)
-        mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
-        if kernels.all_finite(mean):
+        if self.scheme.in_place:
+            torch.add(bucket.flat, residual, alpha=self.decay, out=lost)
+            part = replace(bucket, flat=lost, lost=lost, out=bucket.target)
+        else:
+            bucket.flat.add_(residual, alpha=self.decay)
+            part = replace(bucket, lost=lost)
+        mean = yield from self.scheme.converse(part, memory, level)
+        if bucket.verdict.finite or kernels.all_finite(mean):
             residual.copy_(lost)
         return mean
 

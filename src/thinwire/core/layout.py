@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -161,6 +162,36 @@ class Selection:
         start, stop = self.runs[0]
         return whole if stop - start == whole.numel() else whole[start:stop]
 
+    def close_up(self, whole: Tensor) -> Tensor:
+        """The tensors end to end in the buffer's own CPU memory: the longest run stays, all others move up to it.
+
+        What was between them is lost. `spread_out` is the way back.
+        """
+        for run, moved in self._moves:
+            _move(whole, run, moved)
+        first = self._closed[0]
+        return whole[first : first + self.numel]
+
+    def spread_out(self, whole: Tensor) -> None:
+        """Move what `close_up` moved back to its places."""
+        for run, moved in reversed(self._moves):
+            _move(whole, (moved, moved + run[1] - run[0]), run[0])
+
+    @cached_property
+    def _closed(self) -> list[int]:
+        """Where each run begins when all have closed up."""
+        longest = max(range(len(self.runs)), key=lambda i: self.runs[i][1] - self.runs[i][0])
+        lengths = [stop - start for start, stop in self.runs]
+        first = self.runs[longest][0] - sum(lengths[:longest])
+        return [first + sum(lengths[:number]) for number in range(len(lengths))]
+
+    @cached_property
+    def _moves(self) -> list[tuple[tuple[int, int], int]]:
+        """(run, where it goes), in an order in which none is overwritten before it has moved."""
+        moves = [(run, to) for run, to in zip(self.runs, self._closed, strict=True) if run[0] != to]
+        right = [move for move in moves if move[1] > move[0][0]]  # those before the longest, nearest first
+        return right[::-1] + [move for move in moves if move[1] < move[0][0]]
+
     def gather(self, whole: Tensor, out: Tensor) -> Tensor:
         """out = the tensors, end to end."""
         at = 0
@@ -175,6 +206,13 @@ class Selection:
         for start, stop in self.runs:
             whole[start:stop].copy_(values[at : at + stop - start])
             at += stop - start
+
+
+def _move(whole: Tensor, run: tuple[int, int], to: int) -> None:
+    """whole[to : ...] = whole[run], which may overlap."""
+    assert whole.device.type == "cpu" and whole.is_contiguous()
+    size = whole.element_size()
+    ctypes.memmove(whole.data_ptr() + to * size, whole.data_ptr() + run[0] * size, (run[1] - run[0]) * size)
 
 
 def integers(values: list[int]) -> Tensor:

@@ -52,8 +52,9 @@ class Partition(Wrapper):
     """A scheme for the tensors of a bucket that are not `exempt`; those are summed as they are, at the same time.
 
     1. Exempt tensors, end to end, divided by the number of workers: a Sum, asked beside the scheme's first question.
-    2. The others, end to end and in the dtype that the scheme works in: the scheme's own conversation. Where they
-       lie so already, it has the bucket's own memory; where they are copied, that memory is spare meanwhile.
+    2. The others, end to end and in the dtype that the scheme works in: the scheme's own conversation. In CPU memory
+       they close up to the longest run of them, so that it has the bucket's own memory; elsewhere, and in another
+       dtype, they are copied.
     3. Both means go back to their places, in the bucket's dtype.
     """
 
@@ -72,14 +73,16 @@ class Partition(Wrapper):
             if not compressed.numel:
                 exempt.scatter((yield Sum(exact)), flat)
                 return flat
-        part, in_place = self._part(bucket, compressed)
+        part, own = self._part(bucket, compressed)
         conversation = self.scheme.converse(part, memory, level)
         if exempt.numel:
             mean, total = yield from side_by_side(conversation, _sum(exact))
         else:
             mean = yield from conversation
-        if not in_place or mean.data_ptr() != part.flat.data_ptr():
+        if not own or mean.data_ptr() != part.flat.data_ptr():
             compressed.scatter(mean, flat)
+        elif len(compressed.runs) > 1:
+            compressed.spread_out(flat)
         if exempt.numel:
             exempt.scatter(total, flat)
         return flat
@@ -91,14 +94,17 @@ class Partition(Wrapper):
         """The compressed tensors as a bucket of their own, and whether that is the bucket's own memory."""
         flat = bucket.flat
         dtype = flat.dtype if self.scheme.any_float else working(self.scheme, flat.dtype)
-        view = compressed.view(flat) if dtype is flat.dtype else None
+        if dtype is not flat.dtype:
+            copy = compressed.gather(flat, bucket.scratch.take("working", compressed.numel, dtype, flat.device))
+            return replace(bucket, flat=copy, layout=compressed.layout), False
+        view = compressed.view(flat)
+        if view is None and flat.device.type == "cpu" and flat.is_contiguous():
+            view = compressed.close_up(flat)
         if view is not None:
             return bucket if view is flat else replace(bucket, flat=view, layout=compressed.layout), True
         # The name is feedback's for what was lost: it takes that where nothing is copied, and the spare memory here.
-        name = "lost" if dtype is flat.dtype else "working"
-        copy = compressed.gather(flat, bucket.scratch.take(name, compressed.numel, dtype, flat.device))
-        spare = flat[: copy.numel()] if dtype is flat.dtype else None
-        return replace(bucket, flat=copy, layout=compressed.layout, spare=spare), False
+        copy = compressed.gather(flat, bucket.scratch.take("lost", compressed.numel, dtype, flat.device))
+        return replace(bucket, flat=copy, layout=compressed.layout, spare=flat[: copy.numel()]), False
 
 
 def _sum(tensor: Tensor) -> Conversation:

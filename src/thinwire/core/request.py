@@ -24,7 +24,8 @@ Encode: TypeAlias = "Callable[[Bucket, float, Tensor], None]"  # as Codec.encode
 class Sum:
     """The sum over workers, element by element.
 
-    With `width`, the tensor holds integers (int32) that travel in `width` bits, two's complement. The running sum
+    With `width`, the tensor holds integers (int8, int16 or int32, which hold as many bits) that travel in `width` bits,
+    two's complement. The running sum
     is taken in rank order; `saturate` clips it to +-(2^(width-1) - 1) after every addition, else the
     scheme promises that no partial sum overflows `width` bits.
     """

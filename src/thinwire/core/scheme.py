@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -60,6 +60,7 @@ class Scheme(Specced, ABC):
     `wide`: works in float64 where gradients are. Others get them as float32, rounded by 6e-8 of each entry.
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
+    `in_place`: writes what is lost over the bucket, where `lost` is `flat` itself, and the mean into `bucket.out`.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     `matrices`: it looks at whole matrices, so the fewer pieces they are cut into the better.
 
@@ -78,6 +79,7 @@ class Scheme(Specced, ABC):
     exact: ClassVar[bool] = False
     any_float: ClassVar[bool] = False
     rank_order: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     matrices: ClassVar[bool] = False
     summary: ClassVar[str]  # one line: what it is for
@@ -162,6 +164,23 @@ class Codec(Scheme):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         """out += weight * the decoded payload. Bad bytes raise ValueError and touch nothing out of bounds."""
 
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        """out = weight * the sum of decoded payloads, in the order given; what was there before does not matter.
+
+        Whether that is surely finite: False where it is not, or where one would have to look. To override where one
+        pass does it, with the bits that this has.
+        """
+        out.zero_()
+        for data in datas:
+            self.decode_add(data, layout, level, out, weight)
+        return False
+
+    def fields_of(self, datas: Sequence[Tensor], layout: Layout, level: float) -> list[tuple[Tensor, ...]]:
+        """Each field of several payloads, by the codec's own `_fields`."""
+        for data in datas:
+            self.check_size(data, layout, level)
+        return list(zip(*(self._fields(data, layout) for data in datas), strict=True))  # type: ignore[attr-defined]
+
     def check_size(self, data: Tensor, layout: Layout, level: float) -> None:
         """Raise ValueError unless `data` is as long as a payload of this layout: what every decoder asks first."""
         expected = self.nbytes(layout, level)
@@ -215,7 +234,9 @@ class Wrapper(Scheme):
     scheme: Scheme
 
     unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
-    rank_order, shared_state, matrices = (_of_inner(each) for each in ("rank_order", "shared_state", "matrices"))
+    rank_order, in_place, shared_state, matrices = (
+        _of_inner(each) for each in ("rank_order", "in_place", "shared_state", "matrices")
+    )
     wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:

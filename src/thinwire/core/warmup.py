@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
@@ -20,6 +21,8 @@ class WarmUp(Wrapper):
 
     steps: int
     milder: float | None = None
+
+    in_place: ClassVar[bool] = False  # a dense step sends the bucket's own memory
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         if bucket.step >= self.steps:

@@ -144,8 +144,9 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", size * self.workers)
         codec.encode_padded(bucket, level, own, mean.encode)
         yield [AllGathered(all_, own, self.group)]
-        arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), 1.0 / self.workers, bucket.flat)
-        return bucket.flat
+        share = 1.0 / self.workers
+        bucket.verdict.add(arithmetic.add_payloads(codec, bucket.layout, level, all_.split(size), share, bucket.target))
+        return bucket.target
 
     def _two_shot(self, mean: Mean) -> Rounds:
         """1. encode each part; 2. all-to-all; 3. the owner adds and encodes again; 4. all-gather; 5. decode."""
@@ -167,8 +168,8 @@ class AllReduce:
         yield [AllGathered(all_, again, self.group)]
 
         for part, data in zip(parts, all_.split(max(sizes)), strict=True):
-            arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.flat)
-        return bucket.flat
+            bucket.verdict.add(arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.target))
+        return bucket.target
 
     def _integer_sum(self, request: Sum, scratch: Scratch) -> Rounds:
         tensor, width = request.tensor, request.width

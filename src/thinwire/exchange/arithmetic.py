@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 from thinwire import kernels
@@ -59,13 +58,12 @@ def part_bytes(codec: Codec, layouts: Sequence[Layout], level: float) -> list[in
 
 def add_payloads(
     codec: Codec, layout: Layout, level: float, datas: Sequence[Tensor], weight: float, out: Tensor
-) -> None:
-    """out = weight * sum of the decoded payloads, in the order given."""
-    out.zero_()
+) -> bool:
+    """out = weight * sum of the decoded payloads, in the order given; whether that is surely finite."""
+    if not layout.numel:
+        return True
     size = codec.nbytes(layout, level)
-    if layout.numel:
-        for data in datas:
-            codec.decode_add(data[:size], layout, level, out, weight)
+    return codec.decode_sum([data[:size] for data in datas], layout, level, out, weight)
 
 
 def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> None:
@@ -86,7 +84,7 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
 
 
 def add_integers(datas: Sequence[Tensor], width: int, saturate: bool, out: Tensor) -> None:
-    """out (int32) = the running sum of packed integers, in the order given, clipped at every step if asked."""
+    """out = the running sum of packed integers, in the order given, clipped at every step if asked."""
     out.zero_()
     size = kernels.packed_int_bytes(out.numel(), width)
     add = kernels.add_packed_saturating if saturate else kernels.add_packed
@@ -105,8 +103,7 @@ def packed_size(count: int, width: int) -> int:
 
 
 def pack_padded(integers: Tensor, width: int, out: Tensor) -> None:
-    """Integers (int32) as they travel, `width` bits each, with zeros up to the end of `out`."""
-    assert integers.dtype is torch.int32, integers.dtype
+    """Integers as they travel, `width` bits each, with zeros up to the end of `out`."""
     size = kernels.packed_int_bytes(integers.numel(), width)
     kernels.pack_ints(integers, width, out=out[:size])
     out[size:].zero_()

@@ -8,20 +8,24 @@ from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes
 from thinwire.kernels.levels import Levels
+from thinwire.kernels.products import outer_product, times_columns, times_rows
 from thinwire.kernels.quantize import (
-    dequantize_levels,
     dequantize_levels_add,
+    dequantize_levels_sum,
     dequantize_uniform_add,
+    dequantize_uniform_sum,
     packed_bytes,
     quantize_levels,
     quantize_uniform,
 )
+from thinwire.kernels.rotated import padded_numel, rotate_quantize, rotate_round, unrotate_levels_sum, unrotate_sum
 from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 
 __all__ = [
     "Levels", "add_packed", "add_packed_saturating", "all_finite", "block_absmax", "block_statistics", "cast_add",
-    "decode_indices", "dequantize_levels", "dequantize_levels_add", "dequantize_uniform_add", "encode_indices",
-    "gather", "hadamard_", "index_bytes", "narrow", "native", "pack_ints", "packed_bytes", "packed_int_bytes",
-    "put_", "quantize_levels", "quantize_uniform", "random_u32", "reference", "scale_cast", "scatter_add", "take_",
-    "top_k", "widen",
+    "decode_indices", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
+    "dequantize_uniform_sum", "encode_indices", "gather", "hadamard_", "index_bytes", "narrow", "native",
+    "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_", "quantize_levels",
+    "quantize_uniform", "random_u32", "reference", "rotate_quantize", "rotate_round", "scale_cast", "scatter_add",
+    "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip

@@ -52,25 +52,41 @@ class BlockSizes(NamedTuple):
     packed: int  # bytes of all packed codes
 
 
+def bounds(starts: Tensor) -> list[tuple[int, int]]:
+    """(begin, end) of every stretch. Plain integers: for a few hundred cheaper than a dozen tensor operations."""
+    ends = starts.tolist()
+    return list(pairwise(ends)) if starts.dim() == 1 else [(begin, end) for begin, end in ends]
+
+
+def padded(length: int, block: int, smallest: int) -> int:
+    """The length of a stretch whose last block is filled up to a power of two, `smallest` at least."""
+    full, rest = divmod(length, block)
+    return full * block + (max(smallest, 1 << (rest - 1).bit_length()) if rest else 0)
+
+
 def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = None) -> BlockSizes:
     """`starts` and `block` describe the blocks of a buffer (see `reference`), of `numel` elements if that is known."""
     within("block", block, 0, 1 << 48)
-    flat("starts", starts, dtypes=(torch.int64,), at_least=1)
+    with_gaps = isinstance(starts, Tensor) and starts.dim() == 2 and starts.shape[1] == 2
+    flat("starts", starts.view(-1) if with_gaps else starts, dtypes=(torch.int64,), at_least=0 if with_gaps else 1)
     if starts.device.type != "cpu":
         raise ValueError(f"starts must be in CPU memory, got {starts.device}")
-    # Plain integers: for a few hundred stretches that is much cheaper than a dozen small tensor operations.
-    ends = starts.tolist()
-    if ends[0] != 0 or (numel is not None and ends[-1] != numel):
-        raise ValueError(f"starts must go from 0 to {numel}, got {ends[0]} to {ends[-1]}")
-    count = packed = 0
+    count = packed = last = 0
     block_bytes = (block * bits + 7) // 8
-    for begin, end in pairwise(ends):
-        if end < begin:
-            raise ValueError(f"starts must not decrease, got {begin} before {end}")
+    spans = bounds(starts)
+    for begin, end in spans:
+        if not last <= begin <= end:
+            raise ValueError(f"starts must not decrease, got {max(last, begin)} before {min(begin, end)}")
+        last = end
         full, rest = divmod(end - begin, block) if block else (0, end - begin)
         count += full + (rest > 0) if block else 1
         packed += full * block_bytes + (rest * bits + 7) // 8
-    return BlockSizes(len(ends) - 1, count, packed)
+    first = spans[0][0] if spans else 0 if with_gaps else int(starts[0])
+    if not with_gaps and (first != 0 or (numel is not None and last != numel)):
+        raise ValueError(f"starts must go from 0 to {numel}, got {first} to {last}")
+    if numel is not None and last > numel:
+        raise ValueError(f"starts must end at {numel} at most, got {last}")
+    return BlockSizes(len(spans), count, packed)
 
 
 def draws(keys: Tensor, counters: Tensor, starts: Tensor, stretches: int, numel: int) -> None:

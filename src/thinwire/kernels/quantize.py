@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -59,12 +61,33 @@ def dequantize_uniform_add(
     )
 
 
-def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = weight * value, for codes made by `quantize_levels`."""
-    _check_decode(codes, starts, block, levels.bits, scale, out)
-    implementation(reference.dequantize_levels, out.device, out.dtype, scale.dtype)(
+def dequantize_uniform_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> bool:  # fmt: skip
+    """out = weight * the sum of values, in order, for several codes made by `quantize_uniform`.
+
+    Whether it is surely finite.
+    """
+    check.within("bits", bits, 1, 8)
+    for each_codes, each_radius in zip(codes, radius, strict=True):
+        _check_decode(each_codes, starts, block, bits, each_radius, out)
+    return implementation(reference.dequantize_uniform_sum, out.device, out.dtype, *(each.dtype for each in radius))(
+        codes, starts, block, bits, radius, weight, out=out
+    )
+
+
+def dequantize_levels_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> bool:  # fmt: skip
+    """out = weight * the sum of values, in order, for several codes made by `quantize_levels`.
+
+    Whether it is surely finite.
+    """
+    for each_codes, each_scale in zip(codes, scale, strict=True):
+        _check_decode(each_codes, starts, block, levels.bits, each_scale, out)
+    return implementation(reference.dequantize_levels_sum, out.device, out.dtype, *(each.dtype for each in scale))(
         codes, starts, block, levels, scale, weight, out=out
     )
 

@@ -60,18 +60,19 @@ class Message:
         if lost is None:
             kernels.gather(flat, places, out=values)
         else:
-            kernels.take_(lost.copy_(flat), places, out=values)
+            kernels.take_(lost if lost is flat else lost.copy_(flat), places, out=values)
         rounding = None
         if lost is not None and not self.values.lossless(flat.dtype):
             rounding = bucket.scratch.take("sparse-rounding", count, flat.dtype, flat.device)
         size = self._value_bytes(bucket.layout, count)
-        part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding)
+        part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding, out=None)
         self.values.encode(part, self.values.level, out[:size])
         if rounding is not None and lost is not None:
             kernels.scatter_add(rounding, places, 1.0, lost)
         kernels.encode_indices(places, flat.numel(), out=out[size:])
 
-    def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> None:
+    def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> bool:
+        """out += weight * the decoded message; whether all values are far from what float32 cannot hold."""
         expected = self.nbytes(layout, count)
         if data.numel() != expected:
             raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
@@ -80,9 +81,18 @@ class Message:
         values = torch.zeros(count, dtype=out.dtype, device=out.device)
         self.values.decode_add(data[:size], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
+        return moderate(values)
 
     def _value_bytes(self, layout: Layout, count: int) -> int:
         return self.values.nbytes(kept_layout(layout, count), self.values.level)
+
+
+def moderate(values: Tensor, scale: float = 1.0) -> bool:
+    """Whether no value over `scale` is a NaN, infinite, or so large that the mean of such could be."""
+    if not values.numel():
+        return True
+    low, high = (float(end) for end in values.aminmax())
+    return max(-low, high) < scale * 2.0**126
 
 
 def converse_about(
@@ -99,16 +109,17 @@ def converse_about(
     if lost is None:
         kernels.gather(flat, places, chunk=chunk, out=own)
     else:
-        kernels.take_(lost.copy_(flat), places, chunk=chunk, out=own)
+        kernels.take_(lost if lost is flat else lost.copy_(flat), places, chunk=chunk, out=own)
         rounding = bucket.scratch.take("kept-rounding", count, flat.dtype, flat.device)
     scheme = _without_memory(values)
     assert scheme is not None
-    part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None)
+    part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None, out=None)
     mean = yield from scheme.converse(part, Memory(), scheme.level)
     if lost is not None and rounding is not None:
         kernels.scatter_add(rounding, places, 1.0 / scale, lost, chunk=chunk)
-    kernels.scatter_add(mean, places, 1.0 / scale, flat.zero_(), chunk=chunk)
-    return flat
+    bucket.verdict.finite = moderate(mean, scale)
+    kernels.scatter_add(mean, places, 1.0 / scale, bucket.target.zero_(), chunk=chunk)
+    return bucket.target
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -51,54 +52,36 @@ class EDEN(Codec):
 
     def nbytes(self, layout: Layout, level: float) -> int:
         blocks = rotation(layout, self.rotate)
-        return 8 + 4 * blocks.blocks + kernels.packed_bytes(blocks.starts, blocks.block, int(level))
+        return 8 + 4 * blocks.blocks + blocks.numel * int(level) // 8
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         blocks = rotation(bucket.layout, self.rotate)
         key, scale, codes = self._fields(out, blocks)
         key.fill_(randomness.key(bucket.seed, bucket.step, "eden", bucket.worker) >> 1)  # 63 bits: fits int64
-        keys = _keys(key, bucket.layout)
-        dtype, device = bucket.flat.dtype, bucket.flat.device
-        y = bucket.scratch.take("eden-rotated", blocks.numel, dtype, device)
-        said = bucket.scratch.take("eden-said", blocks.numel, dtype, device)
-        blocks.spread(bucket.flat, y)
-        blocks.rotate_(y, keys)
-
-        energy, error, coded = (torch.empty_like(scale) for _ in range(3))
-        kernels.block_statistics(y, blocks.starts, blocks.block, square=energy)
-        deviation = (energy / blocks.lengths.to(device)).sqrt()
-        table = _centroids(int(level))
-        kernels.quantize_levels(
-            y, blocks.starts, blocks.block, table, deviation,
-            keys=None, counters=blocks.counters, out=codes, lost=y,
+        kernels.rotate_quantize(
+            bucket.flat, blocks.starts, blocks.block, _centroids(int(level)), signs=_signs(key, bucket.layout, blocks),
+            counters=blocks.counters, scale=scale, out=codes, lost=bucket.lost,
         )  # fmt: skip
-        kernels.dequantize_levels(codes, blocks.starts, blocks.block, table, deviation, 1.0, out=said)
-        kernels.block_statistics(y, blocks.starts, blocks.block, square=error)
-        kernels.block_statistics(said, blocks.starts, blocks.block, square=coded)
-        # <said, y> by the law of cosines: what was lost, squared, is |y|^2 - 2 <said, y> + |said|^2.
-        product = (energy + coded - error) / 2
-        corrected = deviation * energy / product
-        # deviation * energy is the gradient's third power: where float32 cannot hold it, divide first.
-        corrected = torch.where(corrected.isinf() & energy.isfinite(), energy / product * deviation, corrected)
-        scale.copy_(torch.where(energy > 0, corrected, energy))  # NaN is not > 0 and stays
-        if bucket.lost is not None:
-            bucket.lost.copy_(bucket.flat)
-            self._decode(codes, blocks, keys, scale, table, said)
-            blocks.collect_add(said, bucket.lost, -1.0)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
-        self.check_size(data, layout, level)
-        blocks = rotation(layout, self.rotate)
-        key, scale, codes = self._fields(data, blocks)
-        said = torch.empty(blocks.numel, dtype=out.dtype, device=out.device)
-        self._decode(codes, blocks, _keys(key, layout), scale, _centroids(int(level)), said)
-        blocks.collect_add(said, out, weight)
+        self._decode([data], layout, level, out, weight, add=True)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        self._decode(datas, layout, level, out, weight, add=False)
+        return False
 
     def _decode(
-        self, codes: Tensor, blocks: Rotation, keys: Tensor, scale: Tensor, table: kernels.Levels, out: Tensor
+        self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float, *, add: bool
     ) -> None:
-        kernels.dequantize_levels(codes, blocks.starts, blocks.block, table, scale, 1.0, out=out)
-        blocks.rotate_(out, keys, inverse=True)
+        for data in datas:
+            self.check_size(data, layout, level)
+        blocks = rotation(layout, self.rotate)
+        fields = [self._fields(data, blocks) for data in datas]
+        kernels.unrotate_levels_sum(
+            [codes for _, _, codes in fields], blocks.starts, blocks.block, _centroids(int(level)),
+            [scale for _, scale, _ in fields], weight, signs=[_signs(key, layout, blocks) for key, _, _ in fields],
+            counters=blocks.counters, out=out, add=add,
+        )  # fmt: skip
 
     def _fields(self, data: Tensor, blocks: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """The rotation's key, a float32 scale per block, then the packed codes."""
@@ -106,9 +89,10 @@ class EDEN(Codec):
         return data[:8].view(torch.int64), data[8:scales].view(torch.float32), data[scales:]
 
 
-def _keys(key: Tensor, layout: Layout) -> Tensor:
-    """One key for each tensor, from the payload's key."""
-    return torch.from_numpy(randomness.keys(int(key), 0, layout.name_hashes, randomness.SHARED))
+def _signs(key: Tensor, layout: Layout, blocks: Rotation) -> Tensor:
+    """The rotation's key for every stretch, from the payload's key."""
+    keys = randomness.keys(int(key), 0, layout.name_hashes, randomness.SHARED)
+    return blocks.signs(torch.from_numpy(keys))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -60,6 +61,10 @@ class Natural(Codec):
         self.check_size(data, layout, level)
         scale, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        scale, codes = self.fields_of(datas, layout, level)
+        return kernels.dequantize_levels_sum(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 scale per tensor, then the packed codes."""

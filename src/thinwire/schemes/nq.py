@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,6 +85,13 @@ class NQ(Codec):
             _tables.decode_add(
                 codes, layout, bits, radius, reach, lambda shape: _tables.laplace(bits, *shape), weight, out
             )
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        if not self.block:
+            return super().decode_sum(datas, layout, level, out, weight)
+        radius, _, codes = self.fields_of(datas, layout, level)
+        table = _tables.laplace_blocks(int(level), self.block, math.inf)
+        return kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """A float32 radius per group, for tensors the same again in scales, then the packed codes."""

@@ -17,6 +17,7 @@ from thinwire.core.layout import Layout, Segment, Selection
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Knob, Scheme
+from thinwire.schemes import _products
 
 _RANKS = (1, 2, 4, 8, 16)
 
@@ -49,6 +50,7 @@ class PowerSGD(Scheme):
     min_gain: float = 2.0  # higher => more matrices travel exact
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"p", "q"})
     matrices: ClassVar[bool] = True
     summary: ClassVar[str] = "low rank with a warm start; summable, few bytes on models made of matrices"
@@ -89,53 +91,49 @@ class PowerSGD(Scheme):
         return (yield from self._one_sided(bucket, memory, plan))
 
     def _two_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
-        flat, lost = bucket.flat, bucket.lost
+        flat, lost, out = bucket.flat, bucket.lost, bucket.target
         message = plan.message(bucket, "p", with_rest=True)
         for batch, p in plan.factors(message, "p"):
-            torch.bmm(batch.recall(memory, "q"), batch.of(flat).mT, out=p)
+            _products.times_rows(batch.of(flat), batch.recall(memory, "q"), p)
         first = yield Sum(message)
         if not kernels.all_finite(first):
-            return flat.fill_(torch.nan)
+            return out.fill_(torch.nan)
         left = [orthonormal(p) for _, p in plan.factors(first, "p")]
 
         message = plan.message(bucket, "q", with_rest=False)
         for p, (batch, q) in zip(left, plan.factors(message, "q"), strict=True):
-            torch.bmm(p, batch.of(flat), out=q)
+            _products.times_columns(batch.of(flat), p, q)
         second = (yield Sum(message.mul_(1.0 / bucket.workers))) if plan.batches else message
         if not kernels.all_finite(second):
-            return flat.fill_(torch.nan)
-        if lost is not None:
-            lost.copy_(flat)
+            return out.fill_(torch.nan)
         for p, (batch, q) in zip(left, plan.factors(second, "q"), strict=True):
-            torch.bmm(p.mT, q, out=batch.of(flat))
+            _products.outer(p, q, batch.of(out), batch.of(flat), None if lost is None else batch.of(lost))
             batch.keep(memory, "q", q)
-        if lost is not None:
-            lost.sub_(flat)
-        plan.put_rest(first, flat, lost)
-        return flat
+        plan.put_rest(first, out, lost)
+        return out
 
     def _one_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
-        flat, lost = bucket.flat, bucket.lost
+        flat, lost, out = bucket.flat, bucket.lost, bucket.target
         old, new = ("q", "p") if bucket.step % 2 == 0 else ("p", "q")
         bases = [batch.recall(memory, old) for batch in plan.batches]
         message = plan.message(bucket, new, with_rest=True)
-        if lost is not None:
-            lost.copy_(flat)
         for basis, (batch, factor) in zip(bases, plan.factors(message, new), strict=True):
-            torch.bmm(basis, batch.of(flat).mT if new == "p" else batch.of(flat), out=factor)
+            times = _products.times_rows if new == "p" else _products.times_columns
+            times(batch.of(flat), basis, factor)
             if lost is not None:
                 p, q = (factor, basis) if new == "p" else (basis, factor)
-                batch.of(lost).baddbmm_(p.mT, q, alpha=-1)
+                # `out` is nobody's yet, or the matrix itself, which is not needed any more.
+                _products.outer(p, q, batch.of(out), batch.of(flat), batch.of(lost))
             factor.mul_(1.0 / bucket.workers)
         mean = yield Sum(message)
         if not kernels.all_finite(mean):
-            return flat.fill_(torch.nan)
+            return out.fill_(torch.nan)
         for basis, (batch, factor) in zip(bases, plan.factors(mean, new), strict=True):
             p, q = (factor, basis) if new == "p" else (basis, factor)
-            torch.bmm(p.mT, q, out=batch.of(flat))
+            _products.outer(p, q, batch.of(out))
             batch.keep(memory, new, factor)
-        plan.put_rest(mean, flat, lost)
-        return flat
+        plan.put_rest(mean, out, lost)
+        return out
 
     def _pays(self, rows: int, cols: int, factor_rank: int) -> bool:
         """The authors' rule: whether the factors of a step are `min_gain` times smaller than the matrix."""
@@ -148,7 +146,7 @@ def orthonormal(wide: Tensor) -> Tensor:
 
     Equal input gives equal bits, so workers that hold the same sum hold the same basis.
     """
-    return torch.linalg.qr(wide.mT)[0].mT
+    return torch.linalg.qr(wide.mT)[0].mT.contiguous()
 
 
 class _Batch(NamedTuple):

@@ -33,6 +33,7 @@ class RandomK(Scheme):
     values: str = "fp16"  # bf16, fp16, fp32, fp64, or the spec of any scheme without memory
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     summary: ClassVar[str] = "entries drawn from a shared seed: summable; the baseline for sparse schemes"
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class RegTopK(Scheme):
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     summary: ClassVar[str] = "Top-k that learns from what came back which entries cancel; the same bytes"
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class RegTopK(Scheme):
         # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
         codec, say = TopK(self.density, self.values), self._message.encode
         mean = yield Mean(codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out), exact=True)
-        if kernels.all_finite(mean):
+        if bucket.verdict.finite or kernels.all_finite(mean):
             total = kernels.gather(mean, places).mul_(workers)
             self._remember(memory, layout, places, had, total)
         return mean

@@ -5,6 +5,7 @@ Bernstein et al., 2018; the scale and the memory: Karimireddy et al., 2019.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,6 +47,10 @@ class SignSGD(Codec):
         self.check_size(data, layout, level)
         scale, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, 0, 1, scale, weight, out=out)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        scale, codes = self.fields_of(datas, layout, level)
+        return kernels.dequantize_uniform_sum(codes, layout.starts, 0, 1, scale, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 scale per tensor, then the packed signs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -58,6 +59,10 @@ class TernGrad(Codec):
         self.check_size(data, layout, level)
         radius, codes = self._fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        radius, codes = self.fields_of(datas, layout, level)
+        return kernels.dequantize_levels_sum(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per tensor, then the packed codes."""

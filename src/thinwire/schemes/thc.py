@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import torch
@@ -81,46 +80,48 @@ class THC(Scheme):
         return {"agreement": torch.zeros((), dtype=torch.float32, device=like.device)} if self.saturate else {}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        bits, workers, device = int(level), bucket.workers, bucket.flat.device
+        bits, flat, workers = int(level), bucket.flat, bucket.workers
         width = self.width(workers, bits)
         blocks = rotation(bucket.layout, self.rotate)
-        keys = bucket.keys(shared=True)
-        y = bucket.scratch.take("thc-rotated", blocks.numel, bucket.flat.dtype, device)
-        blocks.spread(bucket.flat, y)
+        signs = blocks.signs(bucket.keys(shared=True))
 
-        energy = torch.empty(blocks.blocks, dtype=torch.float32, device=device)
-        kernels.block_statistics(y, blocks.starts, blocks.block, square=energy)
+        energy = bucket.scratch.take("thc-energy", blocks.blocks, torch.float32, flat.device)
+        kernels.block_statistics(flat, blocks.starts, blocks.block, square=energy)
         energy.nan_to_num_(nan=math.inf, posinf=math.inf)  # a NaN may lose a maximum, Inf wins it
         if self.saturate:
             energy, step = yield from self._step_by_agreement(bucket, memory, blocks, energy, bits)
         else:
             step = yield from self._step_by_norm(blocks, energy, bits)
 
-        blocks.rotate_(y, keys)
-        codes = self._round(bucket, blocks, y, step, bits)
-        if bucket.lost is not None:
-            kernels.dequantize_levels(codes, blocks.starts, blocks.block, _bytes(self.saturate), step, 1.0, out=y)
-            blocks.rotate_(y, keys, inverse=True)
-            bucket.lost.copy_(bucket.flat)
-            blocks.collect_add(y, bucket.lost, -1.0)
-
-        # Without saturation, codes lie half a step off the integers. Workers take turns in rounding that up and down,
-        # so that a sum has no drift, and fits into the width that n (2^bits - 1) + 1 different sums need.
-        origin = 128 if self.saturate or bucket.place % 2 == 0 else 127
-        integers = bucket.scratch.take("thc-integers", blocks.numel, torch.int32, device)
-        integers.copy_(codes).sub_(origin)
+        integers = bucket.scratch.take("thc-integers", blocks.numel, _holding(width), flat.device)
+        offset, low, high = self._steps(bucket, bits)
+        kernels.rotate_round(
+            flat, blocks.starts, blocks.block, step, offset, low, high, signs=signs,
+            keys=blocks.signs(bucket.keys()), counters=blocks.counters, out=integers, lost=bucket.lost,
+        )  # fmt: skip
         total = yield Sum(integers, width=width, saturate=self.saturate)
 
-        share = blocks.per_entry((step / workers).to(y.dtype))
-        torch.mul(total, share, out=y)
-        if workers % 2 and not self.saturate:
-            y.add_(share, alpha=0.5)
-        blocks.rotate_(y, keys, inverse=True)
+        share = (step / workers).to(flat.dtype)
+        mean = bucket.scratch.take("thc-mean", flat.numel(), flat.dtype, flat.device) if self.saturate else flat
+        offset = 0.5 if workers % 2 and not self.saturate else 0.0
+        kernels.unrotate_sum(
+            total, blocks.starts, blocks.block, share, offset, signs=signs, counters=blocks.counters, out=mean
+        )
         if self.saturate:
-            self._remember(bucket, memory, blocks, energy, y)
-        bucket.flat.zero_()
-        blocks.collect_add(y, bucket.flat, 1.0)
-        return bucket.flat
+            self._remember(bucket, memory, blocks, energy, mean)
+            flat.copy_(mean)
+        return flat
+
+    def _steps(self, bucket: Bucket, bits: int) -> tuple[float, int, int]:
+        """What integers stand for, in steps: (offset, lowest, highest).
+
+        Without saturation they lie half a step off. Workers take turns in rounding that up and down, so that a sum has
+        no drift, and fits into the width that n (2^bits - 1) + 1 different sums need.
+        """
+        if self.saturate:
+            return 0.0, -_largest(bits), _largest(bits)
+        half, odd = 1 << (bits - 1), bucket.place % 2
+        return 0.5 - odd, odd - half, odd + half - 1
 
     def _step_by_norm(self, blocks: Rotation, energy: Tensor, bits: int) -> Generator[Request, Tensor, Tensor]:
         norms = yield Max(energy.sqrt_())
@@ -150,29 +151,26 @@ class THC(Scheme):
         What is in the bucket is used up.
         """
         square = torch.empty(len(bucket.segments), dtype=torch.float32, device=mean.device)
-        kernels.block_statistics(mean, blocks.tensor_starts, 0, square=square)
+        kernels.block_statistics(mean, bucket.layout.starts, 0, square=square)
         total = torch.zeros_like(square).index_add_(0, blocks.block_owners.to(mean.device), energy)
-        agreement = blocks.dots_(bucket.flat, mean) / (square.double() * total.double()).sqrt()
+        agreement = _dots_(bucket, mean) / (square.double() * total.double()).sqrt()
         for name, value in zip(bucket.layout.names, agreement.tolist(), strict=True):
             if math.isfinite(value):
                 memory[name, "agreement"].fill_(value)
 
-    def _round(self, bucket: Bucket, blocks: Rotation, y: Tensor, step: Tensor, bits: int) -> Tensor:
-        """uint8: y in steps, rounded at random and clipped. Code 128 is 0 where sums saturate, else half a step."""
-        codes = bucket.scratch.take("thc-codes", blocks.numel, torch.uint8, y.device)
-        kernels.quantize_levels(
-            y, blocks.starts, blocks.block, _bytes(self.saturate), step,
-            keys=bucket.keys()[blocks.owners], counters=blocks.counters, out=codes,
-        )  # fmt: skip
-        if self.saturate:
-            return codes.clamp_(128 - _largest(bits), 128 + _largest(bits))
-        return codes.clamp_(128 - (1 << bits) // 2, 127 + (1 << bits) // 2)
+
+def _dots_(bucket: Bucket, mean: Tensor) -> Tensor:
+    """float64[S]: the inner product of every tensor in the bucket, which is used up, with its own in `mean`.
+
+    Products, then their sum: the bits of `torch.dot` depend on where in memory, so in its bucket, a tensor lies.
+    """
+    products = (bucket.flat[s.start : s.stop].mul_(mean[s.start : s.stop]) for s in bucket.segments)
+    return torch.stack([product.sum(dtype=torch.float64) for product in products])
 
 
-@cache
-def _bytes(whole: bool) -> kernels.Levels:
-    """What the codes 0..255 stand for, in steps. Codes are bytes, so that they can be clipped and added as integers."""
-    return kernels.Levels.of([level + (0.0 if whole else 0.5) for level in range(-128, 128)])
+def _holding(width: int) -> torch.dtype:
+    """The narrowest dtype that holds integers of `width` bits."""
+    return torch.int8 if width <= 8 else torch.int16 if width <= 16 else torch.int32
 
 
 def _largest(bits: int) -> int:

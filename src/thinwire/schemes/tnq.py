@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -133,6 +134,13 @@ class TNQ(Codec):
             kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
         else:
             _tables.decode_add(codes, layout, bits, radius, shapes, self._table_for(bits), weight, out)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        if not self.block:
+            return super().decode_sum(datas, layout, level, out, weight)
+        radius, _, codes = self.fields_of(datas, layout, level)
+        table = _tables.laplace_blocks(int(level), self.block, self._threshold(int(level)))
+        return kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         groups = layout.blocks(self.block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,7 @@ class TopK(Codec):
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     summary: ClassVar[str] = "the largest entries with their places; few bytes for few workers"
 
     def __post_init__(self) -> None:
@@ -57,3 +59,10 @@ class TopK(Codec):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self._message.decode_add(data, layout, kept(level, layout.numel), out, weight)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        out.zero_()
+        count, finite = kept(level, layout.numel), True
+        for data in datas:
+            finite &= self._message.decode_add(data, layout, count, out, weight)
+        return finite

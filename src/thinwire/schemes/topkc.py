@@ -37,6 +37,7 @@ class TopKC(Scheme):
     values: str = "fp16"  # bf16, fp16, fp32, fp64, or the spec of any scheme without memory
 
     unbiased: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     summary: ClassVar[str] = "the largest chunks, chosen by all together: summable, no indices, two rounds"
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class TopKC(Scheme):
         norms = yield Sum(own.to(torch.bfloat16) if holds_sum(torch.bfloat16, bucket.workers) else own)
         if not kernels.all_finite(norms):
             # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
-            return flat.fill_(torch.nan)
+            return bucket.target.fill_(torch.nan)
         places = kernels.top_k(norms.to(torch.float32), kept(level, chunks))
         scale = 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
         few = kept_layout(bucket.layout, places.numel() * self.chunk)

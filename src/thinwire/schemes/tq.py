@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -70,6 +71,10 @@ class TQ(Codec):
         self.check_size(data, layout, level)
         radius, codes = self._fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, self.block, int(level), radius, weight, out=out)
+
+    def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
+        radius, codes = self.fields_of(datas, layout, level)
+        return kernels.dequantize_uniform_sum(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
     def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per group, then the packed codes."""

@@ -181,10 +181,10 @@ class ParameterServer:
             assert isinstance(ask.operation, operations.DecodedMean)
             arithmetic.add_payloads(
                 ask.operation.down, piece.bucket.layout, ask.operation.level_down(level),
-                [ask.answer.to(bucket.flat.device)], 1.0, piece.bucket.flat,
+                [ask.answer.to(bucket.flat.device)], 1.0, piece.bucket.target,
             )  # fmt: skip
             piece.put_back(bucket)
-        return bucket.flat
+        return bucket.target
 
     def _pieces(self, bucket: Bucket, codec: Codec) -> list[_Piece]:
         found = self.owners.shards(bucket.layout, codec.grain)
@@ -195,7 +195,7 @@ class ParameterServer:
             take = (shard.tensors.numel, bucket.flat.dtype, bucket.flat.device)
             flat = shard.tensors.gather(bucket.flat, bucket.scratch.take(f"piece-{shard.server}", *take))
             lost = None if bucket.lost is None else bucket.scratch.take(f"piece-lost-{shard.server}", *take)
-            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.tensors.layout, lost=lost)))
+            pieces.append(_Piece(shard, replace(bucket, flat=flat, layout=shard.tensors.layout, lost=lost, out=None)))
         return pieces
 
     def _operation(self, mean: Mean, layout: Layout) -> operations.DecodedMean:
@@ -369,7 +369,7 @@ class _Piece:
     def put_back(self, whole: Bucket) -> None:
         if self.bucket is whole:
             return
-        self.shard.tensors.scatter(self.bucket.flat, whole.flat)
+        self.shard.tensors.scatter(self.bucket.flat, whole.target)
         if whole.lost is not None and self.bucket.lost is not None:
             self.shard.tensors.scatter(self.bucket.lost, whole.lost)
 

@@ -6,6 +6,7 @@ Where the module cannot be loaded, `status` says why, `takes` takes nothing, and
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from thinwire.kernels.backends.memory import or_empty
 from thinwire.kernels.backends.reference.indices import index_bytes, low_bits
 from thinwire.kernels.levels import Levels
 
-ABI = 3  # what this package expects of the compiled module
+ABI = 4  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
 PER_THREAD = 1 << 20  # entries: to wake a thread for fewer costs more than it saves
@@ -104,6 +105,67 @@ def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: 
     )  # fmt: skip
 
 
+def rotate_round(
+    x: Tensor, starts: Tensor, block: int, step: Tensor, offset: float, low: int, high: int, *,
+    signs: Tensor, keys: Tensor, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    module().rotate_round(
+        x.data_ptr(), x.numel(), *_stretches(starts), block, step.data_ptr(), step.numel(), offset, low, high,
+        signs.data_ptr(), keys.data_ptr(), counters.data_ptr(), out.element_size(), out.data_ptr(), out.numel(),
+        _address(lost), _threads(x),
+    )  # fmt: skip
+
+
+def unrotate_sum(
+    total: Tensor, starts: Tensor, block: int, scale: Tensor, offset: float, *,
+    signs: Tensor, counters: Tensor, out: Tensor,
+) -> None:  # fmt: skip
+    module().unrotate_sum(
+        total.data_ptr(), total.numel(), total.element_size(), *_stretches(starts), block, scale.data_ptr(),
+        scale.numel(), offset, signs.data_ptr(), counters.data_ptr(), out.data_ptr(), out.numel(), _threads(out),
+    )  # fmt: skip
+
+
+def rotate_quantize(
+    x: Tensor, starts: Tensor, block: int, levels: Levels, *,
+    signs: Tensor, counters: Tensor, scale: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    module().rotate_quantize(
+        x.data_ptr(), x.numel(), *_stretches(starts), block, levels.bits, _table(levels.table), _table(levels.next),
+        _table(levels.interval), _table(levels.cell), levels.cells, levels.crowd, levels.cells_per_unit,
+        signs.data_ptr(), counters.data_ptr(), scale.data_ptr(), scale.numel(), out.data_ptr(), out.numel(),
+        _address(lost), _threads(x),
+    )  # fmt: skip
+
+
+def unrotate_levels_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
+    signs: Sequence[Tensor], counters: Tensor, out: Tensor, add: bool = False,
+) -> None:  # fmt: skip
+    module().unrotate_levels_sum(
+        *_all(codes), *_stretches(starts), block, levels.bits, _table(levels.table), *_all(scale), weight,
+        _all(signs)[0], counters.data_ptr(), add, out.data_ptr(), out.numel(), _threads(out),
+    )  # fmt: skip
+
+
+def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
+    module().with_rows(matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _threads(matrix))
+
+
+def times_columns(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
+    module().with_columns(
+        matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _threads(matrix)
+    )
+
+
+def outer_product(
+    p: Tensor, q: Tensor, out: Tensor, *, matrix: Tensor | None = None, lost: Tensor | None = None
+) -> None:
+    module().outer(
+        p.data_ptr(), q.data_ptr(), len(p), *out.shape, out.data_ptr(), _address(matrix), _address(lost), _threads(out)
+    )
+
+
 def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Tensor:
     k = indices.numel()
     out = or_empty(out, index_bytes(k, n), torch.uint8, like=indices)
@@ -120,15 +182,21 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    module().pack_ints(values.data_ptr(), values.numel(), width, out.data_ptr(), out.numel(), _threads(values))
+    module().pack_ints(
+        values.data_ptr(), values.numel(), values.element_size(), width, out.data_ptr(), out.numel(), _threads(values)
+    )
 
 
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:
-    module().add_packed(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads(out))
+    module().add_packed(*_packed(data, width, out))
 
 
 def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
-    module().add_packed_saturating(data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), _threads(out))
+    module().add_packed_saturating(*_packed(data, width, out))
+
+
+def _packed(data: Tensor, width: int, out: Tensor) -> tuple[int, ...]:
+    return data.data_ptr(), data.numel(), width, out.data_ptr(), out.numel(), out.element_size(), _threads(out)
 
 
 def quantize_uniform(
@@ -144,9 +212,20 @@ def quantize_uniform(
 def dequantize_uniform_add(
     codes: Tensor, starts: Tensor, block: int, bits: int, radius: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    module().dequantize_uniform_add(
-        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, bits,
-        radius.data_ptr(), radius.numel(), weight, out.data_ptr(), out.numel(), _threads(out),
+    _dequantize_uniform([codes], starts, block, bits, [radius], weight, True, out)
+
+
+def dequantize_uniform_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> bool:  # fmt: skip
+    return _dequantize_uniform(codes, starts, block, bits, radius, weight, False, out)
+
+
+def _dequantize_uniform(codes, starts, block, bits, radius, weight, add, out) -> bool:
+    return module().dequantize_uniform(
+        *_all(codes), starts.data_ptr(), starts.numel() - 1, block, bits, *_all(radius), weight, add, out.data_ptr(),
+        out.numel(), _threads(out),
     )  # fmt: skip
 
 
@@ -162,22 +241,23 @@ def quantize_levels(
     )  # fmt: skip
 
 
-def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
-) -> None:
-    _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
-
-
 def dequantize_levels_add(
     codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
-    _dequantize_levels(codes, starts, block, levels, scale, weight, True, out)
+    _dequantize_levels([codes], starts, block, levels, [scale], weight, True, out)
 
 
-def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> None:
-    module().dequantize_levels(
-        codes.data_ptr(), codes.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits,
-        _table(levels.table), scale.data_ptr(), scale.numel(), weight, add, out.data_ptr(), out.numel(), _threads(out),
+def dequantize_levels_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> bool:  # fmt: skip
+    return _dequantize_levels(codes, starts, block, levels, scale, weight, False, out)
+
+
+def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> bool:
+    return module().dequantize_levels(
+        *_all(codes), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table), *_all(scale),
+        weight, add, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip
 
 
@@ -209,6 +289,16 @@ def scatter_add(values: Tensor, indices: Tensor, weight: float, out: Tensor, *, 
 
 def _chunks(x: Tensor, indices: Tensor, chunk: int) -> tuple[int, int, int, int, int]:
     return x.data_ptr(), x.numel(), indices.data_ptr(), indices.numel(), chunk
+
+
+def _stretches(starts: Tensor) -> tuple[int, int, int]:
+    """Where the bounds of stretches lie, how many stretches there are, and how far apart their bounds are."""
+    return (starts.data_ptr(), starts.numel() - 1, 1) if starts.dim() == 1 else (starts.data_ptr(), len(starts), 2)
+
+
+def _all(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
+    """Where tensors of one length lie, and that length."""
+    return [tensor.data_ptr() for tensor in tensors], tensors[0].numel() if tensors else 0
 
 
 def _address(tensor: Tensor | None) -> int:

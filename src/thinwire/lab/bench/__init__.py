@@ -1,1 +1,1 @@
-"""The speed of every kernel."""
+"""The speed of every kernel, and of whole conversations."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ from thinwire.exchange.transport import Transport
 from thinwire.front import attach
 from thinwire.lab.cost.model import BETWEEN, INSIDE, BucketTrace, Message, Step, Turn, kind_of
 
+_UNWATCHED = nullcontext()
 WARM_STEPS = 2  # DDP makes its buckets anew after the first step; memory is touched for the first time
 
 
@@ -202,6 +204,8 @@ class RehearsalLane(Lane):
         super().__init__(transport)
         self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
         self.buckets: list[BucketTrace] = []
+        self.timer = time.perf_counter  # of what a job thinks
+        self.watch: Callable[[], AbstractContextManager[None]] | None = None  # entered while a job thinks
         self._meet = meet
         self._away = 0.0
 
@@ -213,12 +217,13 @@ class RehearsalLane(Lane):
         job = Job(begin, last, done)
         rounds, turns, result = begin(self._memory_for(job)), [], None
         while result is None:
-            before = time.perf_counter()
+            before = self.timer()
             try:
-                wanted = next(rounds)
+                with self.watch() if self.watch else _UNWATCHED:
+                    wanted = next(rounds)
             except StopIteration as stop:
                 wanted, result = (), stop.value
-            computed = time.perf_counter() - before
+            computed = self.timer() - before
             messages = (Message(kind_of(collective), collective.amounts()["bytes_sent"]) for collective in wanted)
             turns.append(Turn(computed, tuple(messages)))
             for collective in wanted:

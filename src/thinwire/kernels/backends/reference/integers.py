@@ -9,7 +9,7 @@ from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
-    """The values (int32), `width` bits each, into `out` (uint8). A value that does not fit is a ValueError."""
+    """The values (int8, int16, int32), `width` bits each, into `out` (uint8). ValueError if one does not fit."""
     limit, wide = 1 << (width - 1), values.to(torch.int64)
     if bool(((wide < -limit) | (wide >= limit)).any()):
         raise ValueError(f"a value does not fit into {width} bits")
@@ -18,12 +18,12 @@ def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
 
 
 def add_packed(data: Tensor, width: int, out: Tensor) -> None:
-    """out (int32) += the integers; sums wrap at 32 bits."""
-    out.add_(_signed(data, width, out).to(torch.int32))
+    """out (int8, int16, int32) += the integers; sums wrap."""
+    out.add_(_signed(data, width, out).to(out.dtype))
 
 
 def add_packed_saturating(data: Tensor, width: int, out: Tensor) -> None:
-    """out (int32) += the integers, then clipped to +-(2^(width-1) - 1)."""
+    """out (int8, int16, int32) += the integers, then clipped to +-(2^(width-1) - 1)."""
     most = (1 << (width - 1)) - 1
     out.copy_((out.to(torch.int64) + _signed(data, width, out)).clamp(-most, most))
 

@@ -7,6 +7,8 @@ in a block whose range is finite gets code 0: ranges must come from the data, as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def quantize_uniform(
     """
     levels = (1 << bits) - 1
     blocks = Blocks.of(starts, block, x.device)
-    number, r = blocks.of_element, _effective(radius.to(_working(x)))
+    number, r = blocks.of_element, effective(radius.to(working(x)))
     half = torch.tensor(levels / 2, dtype=r.dtype, device=x.device)
     slope = torch.where(r > 0, half / r, 0.0)[number]
     u = x * slope + half + _draws(starts, blocks, keys, counters)
@@ -45,7 +47,7 @@ def dequantize_uniform_add(
 ) -> None:
     """out += (weight * radius) * (c * (2/s) - 1), for codes c made by `quantize_uniform`."""
     blocks = Blocks.of(starts, block, out.device)
-    r = _effective(radius.to(_working(out)))
+    r = effective(radius.to(working(out)))
     c = get_bits(codes, bits, blocks.bit_positions(bits))
     out.add_((weight * r)[blocks.of_element] * _uniform(c, bits, r.dtype))
 
@@ -62,7 +64,7 @@ def quantize_levels(
     whose scale is 0 or not finite get codes 0.
     """
     blocks = Blocks.of(starts, block, x.device)
-    number, r = blocks.of_element, _effective(scale.to(_working(x)))
+    number, r = blocks.of_element, effective(scale.to(working(x)))
     table = levels.table.to(r)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
     y = x * inverse
@@ -77,12 +79,32 @@ def quantize_levels(
     _pack(codes, blocks, levels.bits, out)
 
 
-def dequantize_levels(
-    codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
-) -> None:
-    """out = (weight * scale) * table[c], for codes c made by `quantize_levels`."""
+def dequantize_uniform_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, bits: int, radius: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> bool:  # fmt: skip
+    """out = 0, then `dequantize_uniform_add` of each, in order.
+
+    Surely finite: ranges as they count leave room for the sum.
+    """
     out.zero_()
-    dequantize_levels_add(codes, starts, block, levels, scale, weight, out=out)
+    for each_codes, each_radius in zip(codes, radius, strict=True):
+        dequantize_uniform_add(each_codes, starts, block, bits, each_radius, weight, out=out)
+    return surely_finite(radius, weight, 1.0)
+
+
+def dequantize_levels_sum(
+    codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
+    out: Tensor,
+) -> bool:  # fmt: skip
+    """out = 0, then `dequantize_levels_add` of each, in order.
+
+    Surely finite: ranges as they count leave room for the sum.
+    """
+    out.zero_()
+    for each_codes, each_scale in zip(codes, scale, strict=True):
+        dequantize_levels_add(each_codes, starts, block, levels, each_scale, weight, out=out)
+    return surely_finite(scale, weight, float(levels.table.abs().max()))
 
 
 def dequantize_levels_add(
@@ -90,16 +112,22 @@ def dequantize_levels_add(
 ) -> None:
     """out += (weight * scale) * table[c], for codes c made by `quantize_levels`."""
     blocks = Blocks.of(starts, block, out.device)
-    r = _effective(scale.to(_working(out)))
+    r = effective(scale.to(working(out)))
     c = get_bits(codes, levels.bits, blocks.bit_positions(levels.bits))
     out.add_((weight * r)[blocks.of_element] * levels.table.to(r)[c])
 
 
-def _working(x: Tensor) -> torch.dtype:
+def surely_finite(ranges: Sequence[Tensor], weight: float, largest: float) -> bool:
+    """Whether sums of so many ranges, times `weight` and at most `largest`, stay below 2^126, block by block."""
+    reach = torch.stack([effective(each).abs().double() for each in ranges]).sum(0) * abs(weight) * largest
+    return bool((reach < 2.0**126).all())
+
+
+def working(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _effective(ranges: Tensor) -> Tensor:
+def effective(ranges: Tensor) -> Tensor:
     """The ranges as they count: 0 where too small, NaN where not finite."""
     kept = torch.where(ranges < SMALLEST, 0.0, ranges)
     return torch.where(torch.isfinite(ranges), kept, torch.nan)

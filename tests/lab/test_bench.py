@@ -1,0 +1,74 @@
+"""`thinwire bench --schemes`: a step of one worker, timed against a copy of the gradient."""
+
+import json
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from thinwire import kernels
+from thinwire.cli import app
+from thinwire.lab.bench import schemes
+from thinwire.lab.bench.breakdown import OPERATIONS, Breakdown
+from thinwire.lab.tasks import models
+
+
+@pytest.fixture(scope="module")
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 32))
+
+
+def test_buckets_are_those_of_ddp():
+    """784-2048-2048-10: the first bucket closes with the matrix that fills a megabyte, the second with the rest."""
+    first, second = schemes.buckets_of(models.mlp(2048))
+    assert [segment.shape for segment in first.segments] == [(10,), (10, 2048), (2048,), (2048, 2048)]
+    assert [segment.shape for segment in second.segments] == [(2048,), (2048, 784)]
+
+
+def test_every_scheme_has_a_row(model):
+    rows = schemes.benchmark(schemes.SCHEMES, (1,), repeats=1, model=model)
+    assert [row.scheme for row in rows] == list(schemes.SCHEMES)
+    for row in rows:
+        assert row.milliseconds > 0 and row.memcpys > 0
+        assert set(row.operations) == set(OPERATIONS)
+        assert sum(row.operations.values()) == pytest.approx(row.memcpys)
+
+
+def test_a_step_is_the_pipeline_s_own(model):
+    """Two equal workers: the mean is the gradient, but for what the scheme loses."""
+    stage = schemes.Stage(model, "fp32", 2)
+    stage.copy()
+    stage.converse()
+    assert torch.allclose(stage._flat, stage._source)
+    assert stage.lane.watch is None
+
+
+def test_operations_are_booked_by_what_they_do():
+    breakdown = Breakdown()
+    before = kernels.all_finite
+    with breakdown.watching():
+        x = torch.ones(1000)
+        kernels.all_finite(x)
+        x.copy_(x + 1)
+    assert kernels.all_finite is before
+    assert breakdown.seconds["statistics"] > 0 and breakdown.seconds["copy"] > 0 and breakdown.seconds["python"] > 0
+    assert breakdown.allocated == 8000  # x, and x + 1
+
+
+def test_command_writes_its_tables(tmp_path, monkeypatch, model):
+    monkeypatch.setattr(schemes.models, "mlp", lambda width: model)
+    file = tmp_path / "rows.json"
+    spec = "qsgd(bits=4)"
+    result = CliRunner().invoke(app, ["bench", "--schemes", "--scheme", spec, "--repeats", "1", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"qsgd\(bits=4\).* \d", result.output)
+    assert max(len(line) for line in result.output.splitlines()) <= 100
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["scheme"] for row in rows} == {spec} and all(row["memcpys"] > 0 for row in rows)
+
+
+def test_options_that_do_not_belong_together_are_refused():
+    for options in (["--scheme", "qsgd"], ["--schemes", "--only", "top-k"], ["--schemes", "--scheme", "nonsense"]):
+        result = CliRunner().invoke(app, ["bench", *options])
+        assert isinstance(result.exception, ValueError), options
