@@ -24,6 +24,7 @@ from thinwire.core.request import Max
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.server.late.client import OpenParameterServer
+from thinwire.local import saved
 from thinwire.local.anchor import Anchor, Part, shard
 from thinwire.local.attempts import on_attempts
 from thinwire.local.late import Arrivals
@@ -32,12 +33,6 @@ from thinwire.local.schedule import Choice, Schedule
 from thinwire.reducer import Reducer
 from thinwire.schemes import parse
 from thinwire.steering import Turned
-
-# What a state says of rounds, beside the anchor.
-_KINDS = {
-    "attempts": int, "round": int, "at": int, "made": list, "under_way": int, "left": int, "mean": Tensor,
-    "void_rounds": int, "told": list,
-}  # fmt: skip
 
 
 @dataclass
@@ -335,26 +330,9 @@ class LocalSteps(Reducer):
         if "local" not in state:
             raise ValueError("the state is not one of LocalSteps: it has no part 'local'")
         local, resumes = state["local"], state.get("workers") == self.exchange.workers
-        self._check(local)
+        saved.check(local, self.anchor)
         super().load_state_dict(state)
         self._load(local, resumes=resumes)
-
-    def _check(self, local: object) -> None:
-        """Raise ValueError unless this is what `state_dict` makes for these parts."""
-        if not isinstance(local, Mapping):
-            raise ValueError(f"the state's part 'local' cannot be {type(local).__name__}")
-        for key, kind in _KINDS.items():
-            if not isinstance(local.get(key), kind):
-                raise ValueError(f"the state of local steps has no {kind.__name__} {key!r}")
-        if not isinstance(local.get("length", 1), int):
-            raise ValueError(f"the state of local steps has a round of {local['length']!r} steps")
-        self.anchor.check(local)
-        parts, room = len(self.anchor.parts), self.anchor.room.numel()
-        under_way = local["under_way"] >= 0
-        if len(local["made"]) != parts or local["under_way"] >= parts or (under_way and local["mean"].numel() != room):
-            raise ValueError(
-                f"the state is of {len(local['made'])} parts, here are {parts}: parts= and delay= must be equal"
-            )
 
     @torch.no_grad()
     def _load(self, local: dict[str, Any], *, resumes: bool) -> None:
