@@ -85,7 +85,7 @@ class Replicas(Reducer):
 
     @property
     def groups(self) -> Sequence[dist.ProcessGroup]:
-        return [self.group, self._shards_group]
+        return [*super().groups, self._shards_group]
 
     @property
     def seat(self) -> str:

@@ -156,7 +156,7 @@ class Thinwire(Callback):
         checkpoint[KEY] = {"wire": self.wire.state_dict(gather="first")}
         if isinstance(self.wire, LocalSteps):
             own = {"model": pl_module.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
-            checkpoint[KEY]["replicas"] = objects.gather_states(own, self.wire.group, to_all=False)
+            checkpoint[KEY]["replicas"] = objects.gather_states(own, self.wire.groups[0], to_all=False)
             with self.wire.synchronised():  # the model of the checkpoint is what all have in common
                 checkpoint["state_dict"] = {name: value.clone() for name, value in pl_module.state_dict().items()}
 

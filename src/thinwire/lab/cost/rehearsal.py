@@ -143,7 +143,7 @@ class RehearsalOfLevels(Hierarchical):
         super().__init__(inner=inner, outer=outer, transport=Rehearsed())  # type: ignore[arg-type]
         self._meet = meet
 
-    def open(self, group: dist.ProcessGroup, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
         self._there.group, self._back.group, self._outer.group = *[self._given[0]] * 2, self._given[1]
         self._outer.workers, self._outer.worker = self._given[1].size(), 0
         self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
