@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -37,12 +35,6 @@ class Net(nn.Module):
 def loss_of(model: nn.Module, step: int) -> Tensor:
     x, y = batch(dist.get_rank(), step)
     return nn.functional.mse_loss(model(x), y)
-
-
-def seeded() -> None:
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
 
 
 def by_hand(spec: str, steps: int, *, accumulate: int = 1) -> list[Tensor]:

@@ -131,6 +131,15 @@ def _other_folders(folder):
     accelerator, *_, wire = prepared()
     before = residuals(wire)
     accelerator.wait_for_everyone()
+    if dist.get_rank() == 1:  # as if rank 0 had been killed before it wrote
+        path = Path(folder, "thinwire.rank0001.pt")
+        saved = torch.load(path, weights_only=True)
+        saved["wire"]["step"] += 1
+        torch.save(saved, path)
+    accelerator.wait_for_everyone()
+    with pytest.raises(ValueError, match=r"are of different steps, by rank: \[4, 5\]"):
+        accelerator.load_state(folder)
+    accelerator.wait_for_everyone()
     if dist.get_rank() == 0:  # of one rank only
         Path(folder, "thinwire.rank0001.pt").write_bytes(b"torn")
     accelerator.wait_for_everyone()

@@ -111,7 +111,11 @@ def _resumes(folder):
         callback = lightning.Thinwire(TOPK, **options)
         model, _ = fitted(callback, resume=f"{folder}/{kind}/epoch=0.ckpt", validate=True)
         assert callback.wire.stats()["steps"] == 8
-        found.append(([*digest(model), *model.buffers()], residuals(callback.wire), model.losses))
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        found.append(([*digest(model), *buffers], residuals(callback.wire), model.losses))
+        with pytest.raises(ValueError, match="the checkpoint was saved with"):
+            other = lightning.Thinwire(TOPK, **({} if options else LOCAL))
+            fitted(other, resume=f"{folder}/{kind}/epoch=0.ckpt", model=model)
     return found
 
 

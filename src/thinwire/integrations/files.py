@@ -32,7 +32,7 @@ def save(wire: Reducer, folder: str | Path, name: str = "thinwire") -> None:
 def load(wire: Reducer, folder: str | Path, name: str = "thinwire") -> None:
     """Every rank calls it, and all raise alike if one cannot. Where no rank finds anything, all begin anew."""
     own, first = (_path(folder, name, rank) for rank in (dist.get_rank(), 0))
-    said: list[str | bool] = objects.all_gather_objects(own.exists() or first.exists(), _everyone())
+    said = objects.all_gather_objects(own.exists() or first.exists(), _everyone())
     if not any(said):
         warnings.warn(
             f"{folder} was saved without thinwire: what is owed begins at zero, and random rounding at step 0",
@@ -44,10 +44,13 @@ def load(wire: Reducer, folder: str | Path, name: str = "thinwire") -> None:
         wire.load_state_dict(_state(folder, name, own if own.exists() else first))
     except Exception as error:
         problem = str(error) or type(error).__name__
-    said = objects.all_gather_objects(problem, _everyone())
-    for rank, theirs in enumerate(said):
+    said = objects.all_gather_objects([problem, wire.step], _everyone())
+    for rank, (theirs, _) in enumerate(said):
         if theirs:
             raise ValueError(f"rank {rank} cannot resume from {folder}: {theirs}")
+    steps = [step for _, step in said]
+    if len(set(steps)) > 1:  # somebody was killed while the folder was written anew
+        raise ValueError(f"the files in {folder} are of different steps, by rank: {steps[:8]}")
 
 
 def _state(folder: str | Path, name: str, path: Path) -> Any:

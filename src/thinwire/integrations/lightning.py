@@ -85,7 +85,6 @@ class Thinwire(Callback):
             follow_scaler(self.wire, scaler)
         else:
             self.wire = self._local_steps(model, trainer.optimizers, scaler, automatic=pl_module.automatic_optimization)
-        self._meter = Meter(self.wire)
 
     def _local_steps(self, model: Any, optimizers: list[Any], scaler: Any, *, automatic: bool) -> LocalSteps:
         if not isinstance(model, DistributedDataParallel) or len(optimizers) != 1 or not automatic:
@@ -102,15 +101,20 @@ class Thinwire(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning reads checkpoints before DDP is there and optimizers after: now both are."""
+        assert self.wire is not None
         saved, self._saved = self._saved, None
         if saved is not None:
             self._resume(saved, trainer)
         elif trainer.ckpt_path is not None:
             warnings.warn(f"{trainer.ckpt_path} was saved without thinwire: what is owed begins at zero", stacklevel=2)
+        self._meter = Meter(self.wire)
 
     def _resume(self, saved: Mapping[str, Any], trainer: Any) -> None:
         assert self.wire is not None
         replicas = saved.get("replicas") or []
+        if bool(replicas) != isinstance(self.wire, LocalSteps):
+            there, here = ("with", "without") if replicas else ("without", "with")
+            raise ValueError(f"the checkpoint was saved {there} every=, this is {here}: what is owed is something else")
         if isinstance(self.wire, LocalSteps) and len(replicas) == dist.get_world_size():
             mine = replicas[dist.get_rank()]
             trainer.lightning_module.load_state_dict(mine["model"])
