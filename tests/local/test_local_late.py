@@ -200,7 +200,7 @@ def test_whoever_cannot_join_costs_the_others_nothing():
 
 
 @pytest.mark.parametrize(
-    "moment", [(Kind.ROLL, 0, None), (Kind.GIVE, 0, 2), (Kind.ADMIT, 1, 3)], ids="heard told in".split()
+    "moment", [(Kind.ROLL, 0, None), (Kind.GIVE, 0, 2), (Kind.ADMIT, 1, 3)], ids=["heard", "told", "in"]
 )
 def test_where_the_one_dies_who_lets_another_in_the_next_does(moment, tmp_path):
     """When it has heard of the newcomer; has told the state; has let it in at one server and not yet at the other."""
