@@ -18,7 +18,7 @@ from thinwire.exchange.server.late.notices import Job, Notices
 from thinwire.exchange.server.peers import Incoming, Peer
 
 LOOKING_SECONDS = 0.1  # between two looks into the store, and between two knocks
-CONNECTING_SECONDS = 30.0  # for a newcomer that knocked to connect, while others behind it wait
+CONNECTING_SECONDS = 10.0  # for a newcomer that knocked to connect; gloo tries five times
 
 
 class Word(IntEnum):
@@ -33,7 +33,7 @@ class Word(IntEnum):
 class Door:
     """Who is outside, and what those take along who were let in.
 
-    A thread looks for notices and connects; all else is the loop's. `timeout`: for the first workers to come.
+    Threads look for notices and connect; all else is the loop's. `timeout`: for the first workers to come.
     """
 
     def __init__(self, notices: Notices, job: Job, server: int, timeout: float) -> None:
@@ -50,17 +50,16 @@ class Door:
         self._due = time.monotonic() + timeout
         self._begun, self._abandoned = False, False
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def open(self, make_peer: Callable[[int, Channel], Peer]) -> None:
-        self._thread = threading.Thread(target=self._look, args=(make_peer,), name="thinwire-door", daemon=True)
-        self._thread.start()
+        self._start("thinwire-door", self._look, make_peer)
 
     def close(self, deadline: float) -> None:
         """Send those away who are still outside."""
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads.copy():  # one that connects to the dead cannot be stopped, and ends by itself
+            thread.join(max(0.0, deadline - time.monotonic()))
         for peer in self._outside.values():
             peer.refuse("the job has ended" if self._begun else self.absence)
         for peer in self._connected:
@@ -68,7 +67,6 @@ class Door:
 
     def _look(self, make_peer: Callable[[int, Channel], Peer]) -> None:
         seen = 0
-        connecting = min(self._timeout, CONNECTING_SECONDS)
         while not self._closing.wait(LOOKING_SECONDS):
             try:
                 knocks = self._notices.knocks(seen)
@@ -77,14 +75,22 @@ class Door:
                 return
             seen += len(knocks)
             for worker, name in knocks:
-                if not 0 <= worker < self.job.room or self._closing.is_set():
-                    continue
-                with suppress(RuntimeError):  # a newcomer that died at once
-                    channel = Channel(
-                        self._notices.store, f"{name}/{self._server}", f"worker {worker}",
-                        serves=True, timeout=self._timeout, connecting=connecting,
-                    )  # fmt: skip
-                    self._connected.append(make_peer(worker, channel))
+                if 0 <= worker < self.job.room:
+                    self._start(f"thinwire-door-{worker}", self._meet, worker, name, make_peer)
+
+    def _meet(self, worker: int, name: str, make_peer: Callable[[int, Channel], Peer]) -> None:
+        """Connect. In a thread of its own: a newcomer that died at once must not hold up the next."""
+        with suppress(RuntimeError):
+            channel = Channel(
+                self._notices.another_connection(), f"{name}/{self._server}", f"worker {worker}",
+                serves=True, timeout=self._timeout, connecting=min(self._timeout, CONNECTING_SECONDS),
+            )  # fmt: skip
+            self._connected.append(make_peer(worker, channel))
+
+    def _start(self, name: str, do: Callable[..., None], *arguments: object) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=do, args=arguments, name=name, daemon=True))
+        self._threads[-1].start()
 
     # -- those outside -------------------------------------------------------------------------------------------------
 

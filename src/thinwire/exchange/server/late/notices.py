@@ -73,6 +73,11 @@ class Notices:
         lines = self.store.get("knocks").decode().split("\n")[1:-1]
         return [(int(worker), name) for worker, name in map(str.split, lines[seen:])]
 
+    def another_connection(self) -> dist.Store:
+        """To the same store: one that waits for a key keeps all others of its connection waiting."""
+        clone = getattr(self.store, "clone", None)  # since PyTorch 2.8
+        return self.store if clone is None else clone()
+
     def _wait(self, key: str, otherwise: str) -> None:
         try:
             self.store.wait([key], self._timeout)
