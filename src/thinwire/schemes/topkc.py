@@ -64,10 +64,11 @@ class TopKC(Scheme):
         if bucket.owed is not None and bucket.lost is not None:
             bucket = replace(bucket, flat=bucket.lost, owed=None)
         norms = yield Sum(own.to(torch.bfloat16) if holds_sum(torch.bfloat16, bucket.workers) else own)
+        norms = norms.to(torch.float32)
         if not kernels.all_finite(norms):
             # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
             return bucket.target.fill_(torch.nan)
-        places = kernels.top_k(norms.to(torch.float32), kept(level, chunks))
+        places = kernels.top_k(norms, kept(level, chunks))
         scale = 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
         few = kept_layout(bucket.layout, places.numel() * self.chunk)
         return (yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale))
