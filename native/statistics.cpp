@@ -23,9 +23,10 @@ void add(Statistics& total, const Statistics& part) {
 
 // Addresses of float32[blocks]; 0 where not wanted.
 void block_statistics(address x, index n, address starts, index stretches, index block, address absmean, address absmax,
-                      address square, index blocks, int threads) {
+                      address square, index blocks, address owed, address total, int threads) {
     const Pieces pieces(starts, stretches, n, block, 0);
-    require(blocks == pieces.blocks, "one number per block is needed");
+    require(blocks == pieces.blocks || blocks < 0, "one number per block is needed");
+    const float* const from = at<const float>(owed ? total : x);
     const auto loop = statistics_loops().of;
     const Wanted wanted = wanted_of(absmean, absmax, square);
     const auto write = [&](index number, const Statistics& all, index length) {
@@ -44,8 +45,11 @@ void block_statistics(address x, index n, address starts, index stretches, index
     pieces.run(threads, [&](const Piece& piece) {
         Part& part = parts[&piece - pieces.all.data()];
         part.whole = pieces.whole(piece, at<const index>(starts), block);
+        if (owed)  // a piece stays in the cache until it is looked at
+            statistics_loops().add(at<const float>(x) + piece.begin, at<const float>(owed) + piece.begin,
+                                   piece.end - piece.begin, at<float>(total) + piece.begin);
         for_blocks(piece, block, 0, [&](index begin, index end, index number, index) {
-            const Statistics found = loop(at<const float>(x) + begin, end - begin, wanted);
+            const Statistics found = loop(from + begin, end - begin, wanted);
             if (part.whole) return write(number, found, end - begin);
             part.block = number, part.length = end - begin, part.statistics = found;
         });

@@ -89,8 +89,12 @@ bool all_finite(const float* x, index n) {
     return finite(x + i, static_cast<int>(n - i));
 }
 
+void add(const float* x, const float* y, index n, float* out) {
+    for (index i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}
+
 }  // namespace
 
-const StatisticsLoops statistics_loops = {of, all_finite};
+const StatisticsLoops statistics_loops = {of, all_finite, add};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

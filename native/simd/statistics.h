@@ -17,6 +17,7 @@ enum class Wanted { magnitude_peak_square, magnitude_peak, magnitude, peak, squa
 struct StatisticsLoops {
     Statistics (*of)(const float* x, index n, Wanted wanted);
     bool (*all_finite)(const float* x, index n);
+    void (*add)(const float* x, const float* y, index n, float* out);  // out = x + y
 };
 
 THINWIRE_LOOPS(StatisticsLoops, statistics_loops)

@@ -38,6 +38,19 @@ def test_equal_reference(backend, buffer):
     assert backend.all_finite(buffer.x) == bool(buffer.x.isfinite().all())
 
 
+@EXAMPLES
+@given(buffers())
+def test_what_is_owed_is_added_in_the_same_pass(backend, buffer):
+    owed = torch.roll(buffer.x, 1)
+    expected = buffer.x + owed
+    square, alone, total = torch.zeros(buffer.blocks), torch.zeros(buffer.blocks), torch.full_like(buffer.x, 9.0)
+    backend.block_statistics(expected, buffer.starts, buffer.block, square=alone)
+    backend.block_statistics(buffer.x, buffer.starts, buffer.block, square=square, owed=owed, total=total)
+    assert same_bits(total, expected) and same_bits(square, alone)
+    backend.block_statistics(buffer.x, buffer.starts, buffer.block, square=square, owed=owed, total=buffer.x)
+    assert same_bits(buffer.x, expected) and same_bits(square, alone)
+
+
 @pytest.mark.parametrize("block", [0, 64, 1024, 65_536, 70_000])
 def test_same_bits_on_any_threads_and_instructions(block, threads):
     x = torch.randn(400_001, generator=torch.Generator().manual_seed(0))

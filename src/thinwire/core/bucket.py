@@ -67,6 +67,7 @@ class Bucket:
     scratch: Scratch = field(default_factory=Scratch)
     spare: Tensor | None = None  # memory like `flat` that nobody needs until the conversation has ended
     out: Tensor | None = None  # memory like `flat` for the mean; where it is given, `lost` may be `flat` itself
+    owed: Tensor | None = None  # like `flat`, and still to be added to it: only schemes that `settle` meet this
     verdict: Verdict = field(default_factory=Verdict)
     seat: int | None = None  # this worker's place among those that are left; None: nobody was lost, so `worker`
 

@@ -49,7 +49,9 @@ class Feedback(Wrapper):
         lost = bucket.lost
         if lost is None:
             lost = bucket.spare if bucket.spare is not None else _room(bucket)
-        if self.scheme.in_place:
+        if self.scheme.settles and self.decay == 1.0 and residual.dtype is bucket.flat.dtype:
+            part = replace(bucket, lost=lost, owed=residual, out=bucket.target if self.scheme.in_place else bucket.out)
+        elif self.scheme.in_place:
             torch.add(bucket.flat, residual, alpha=self.decay, out=lost)
             part = replace(bucket, flat=lost, lost=lost, out=bucket.target)
         else:

@@ -61,6 +61,7 @@ class Scheme(Specced, ABC):
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
     `in_place`: writes what is lost over the bucket, where `lost` is `flat` itself, and the mean into `bucket.out`.
+    `settles`: adds `bucket.owed` by itself, in the pass that reads the bucket first; where `in_place`, into `lost`.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     `matrices`: it looks at whole matrices, so the fewer pieces they are cut into the better.
 
@@ -80,6 +81,7 @@ class Scheme(Specced, ABC):
     any_float: ClassVar[bool] = False
     rank_order: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     matrices: ClassVar[bool] = False
     summary: ClassVar[str]  # one line: what it is for
@@ -234,9 +236,8 @@ class Wrapper(Scheme):
     scheme: Scheme
 
     unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
-    rank_order, in_place, shared_state, matrices = (
-        _of_inner(each) for each in ("rank_order", "in_place", "shared_state", "matrices")
-    )
+    rank_order, in_place, settles = (_of_inner(each) for each in ("rank_order", "in_place", "settles"))
+    shared_state, matrices = _of_inner("shared_state"), _of_inner("matrices")
     wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ class WarmUp(Wrapper):
     milder: float | None = None
 
     in_place: ClassVar[bool] = False  # a dense step sends the bucket's own memory
+    settles: ClassVar[bool] = False
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         if bucket.step >= self.steps:

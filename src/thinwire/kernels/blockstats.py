@@ -17,11 +17,13 @@ def all_finite(x: Tensor) -> bool:
 def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
+    owed: Tensor | None = None, total: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; an empty block has 0.
 
     An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is
-    clean. Squared norms of chunks of C elements are `block_statistics(x, starts, C, square=...)`.
+    clean. Squared norms of chunks of C elements are `block_statistics(x, starts, C, square=...)`. With `owed`, x + owed
+    is formed in `total`, which may be x, and that is looked at.
     """
     check.flat("x", x, dtypes=check.FLOATS)
     count = check.blocks(starts, block, numel=x.numel()).count
@@ -30,8 +32,11 @@ def block_statistics(
         if out is not None:
             check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=count)
             dtypes.append(out.dtype)
+    if owed is not None:
+        check.flat("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
+        check.flat("total", total, dtypes=(x.dtype,), like=x, numel=x.numel())  # type: ignore[arg-type]
     implementation(reference.block_statistics, x.device, *dtypes)(
-        x, starts, block, absmean=absmean, absmax=absmax, square=square
+        x, starts, block, absmean=absmean, absmax=absmax, square=square, owed=owed, total=total
     )
 
 

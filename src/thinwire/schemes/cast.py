@@ -57,19 +57,22 @@ class _Cast(Codec):
         narrow = bucket.scratch.take("cast", flat.numel(), self.dtype, flat.device)
         kernels.scale_cast(flat, 1.0 / bucket.workers, narrow)
         if lost is not None:
-            self._stay_finite(flat, bucket.workers, narrow)
-            torch.sub(flat, narrow.to(flat.dtype), alpha=bucket.workers, out=lost)
+            self._lose(flat, bucket.workers, narrow, lost)
         total = yield Sum(narrow)
         return flat.copy_(total)
 
-    def _stay_finite(self, flat: Tensor, workers: int, narrow: Tensor) -> None:
-        """Where somebody remembers what is lost, send what lies beyond the dtype's range as its end: the rest comes
+    def _lose(self, flat: Tensor, workers: int, narrow: Tensor, lost: Tensor) -> None:
+        """lost = what `narrow`, this worker's share, does not say.
+
+        Where somebody remembers what is lost, send what lies beyond the dtype's range as its end: the rest comes
         later. Without memory it overflows, so that a GradScaler sees it.
         """
-        if not kernels.all_finite(narrow):
+        torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
+        if not kernels.all_finite(lost):  # as `narrow` is not, then
             most = (1 - 2.0**-8) * torch.finfo(self.dtype).max  # so that no rounding takes a sum of them beyond
             ends = (flat / workers).clamp_(-most / workers, most / workers)
             narrow.copy_(torch.where(flat.isfinite(), ends, flat))
+            torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
 
     def lossless(self, dtype: torch.dtype) -> bool:
         return torch.promote_types(dtype, self.dtype) is self.dtype
@@ -81,8 +84,7 @@ class _Cast(Codec):
         flat, values = bucket.flat, out.view(self.dtype)
         kernels.scale_cast(flat, 1.0, values)
         if bucket.lost is not None:
-            self._stay_finite(flat, 1, values)
-            torch.sub(flat, values.to(flat.dtype), out=bucket.lost)
+            self._lose(flat, 1, values, bucket.lost)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)

@@ -47,6 +47,7 @@ class THC(Scheme):
     saturate: bool = False  # True => the sum stays as narrow as its parts: fewer bytes, more error
 
     unbiased: ClassVar[bool] = False
+    settles: ClassVar[bool] = True
     summary: ClassVar[str] = "integers that an all-reduce adds as they are, without decoding on the way"
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class THC(Scheme):
         signs = blocks.signs(bucket.keys(shared=True))
 
         energy = bucket.scratch.take("thc-energy", blocks.blocks, torch.float32, flat.device)
-        kernels.block_statistics(flat, blocks.starts, blocks.block, square=energy)
+        kernels.block_statistics(flat, blocks.starts, blocks.block, square=energy, owed=bucket.owed, total=flat)
         energy.nan_to_num_(nan=math.inf, posinf=math.inf)  # a NaN may lose a maximum, Inf wins it
         if self.saturate:
             energy, step = yield from self._step_by_agreement(bucket, memory, blocks, energy, bits)

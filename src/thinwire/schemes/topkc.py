@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,6 +38,7 @@ class TopKC(Scheme):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
     summary: ClassVar[str] = "the largest chunks, chosen by all together: summable, no indices, two rounds"
 
     def __post_init__(self) -> None:
@@ -59,12 +60,15 @@ class TopKC(Scheme):
         chunks = -(-flat.numel() // self.chunk)
         own = bucket.scratch.take("norms", chunks, torch.float32, flat.device)
         whole = torch.tensor([0, flat.numel()], dtype=torch.int64, device="cpu")
-        kernels.block_statistics(flat, whole, self.chunk, square=own)
+        kernels.block_statistics(flat, whole, self.chunk, square=own, owed=bucket.owed, total=bucket.lost)
+        if bucket.owed is not None and bucket.lost is not None:
+            bucket = replace(bucket, flat=bucket.lost, owed=None)
         norms = yield Sum(own.to(torch.bfloat16) if holds_sum(torch.bfloat16, bucket.workers) else own)
+        norms = norms.to(torch.float32)
         if not kernels.all_finite(norms):
             # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
             return bucket.target.fill_(torch.nan)
-        places = kernels.top_k(norms.to(torch.float32), kept(level, chunks))
+        places = kernels.top_k(norms, kept(level, chunks))
         scale = 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
         few = kept_layout(bucket.layout, places.numel() * self.chunk)
         return (yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale))

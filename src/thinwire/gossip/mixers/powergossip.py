@@ -15,6 +15,7 @@ from thinwire.core.layout import Segment
 from thinwire.core.memory import Memory
 from thinwire.gossip.mixer import Mixer, Mixing, as_bytes, as_values
 from thinwire.gossip.node import Node
+from thinwire.schemes import _products
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,7 @@ class PowerGossip(Mixer):
                 directions = self._draw(node, neighbour, matrix, known, node.rounds[neighbour])
             memory[matrix.name, known] = directions = _orthonormal(directions)
             x = node.views[matrix.name].view(matrix.shape[0], -1)
-            # Both products read X row by row; X.t() @ P would stride through it, many times slower.
-            pieces.append((x @ directions if known == "right" else (directions.t() @ x).t()).reshape(-1))
+            pieces.append(_product(x, directions, known).t().reshape(-1))
         message = node.scratch.take(f"to {neighbour}", sum(p.numel() for p in pieces), node.flat.dtype)
         return torch.cat(pieces, out=message) if pieces else message
 
@@ -129,6 +129,15 @@ class PowerGossip(Mixer):
     @staticmethod
     def _length(matrix: Segment, side: str) -> int:
         return matrix.shape[0] if side == "left" else matrix.numel // matrix.shape[0]
+
+
+def _product(x: Tensor, directions: Tensor, known: str) -> Tensor:
+    """(rank, size): X times the directions, or X^T times them. Both read X row by row."""
+    basis = directions.t().contiguous()
+    times = _products.times_rows if known == "right" else _products.times_columns
+    out = torch.empty((len(basis), x.shape[0 if known == "right" else 1]), dtype=x.dtype, device=x.device)
+    times(x[None], basis[None], out[None])
+    return out
 
 
 def _orthonormal(directions: Tensor) -> Tensor:

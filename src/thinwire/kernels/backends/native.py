@@ -68,12 +68,14 @@ def all_finite(x: Tensor) -> bool:
 def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
+    owed: Tensor | None = None, total: Tensor | None = None,
 ) -> None:  # fmt: skip
     wanted = [out for out in (absmean, absmax, square) if out is not None]
-    if wanted:
+    if wanted or owed is not None:
         module().block_statistics(
             x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block,
-            _address(absmean), _address(absmax), _address(square), wanted[0].numel(), _threads(x),
+            _address(absmean), _address(absmax), _address(square), wanted[0].numel() if wanted else -1,
+            _address(owed), _address(total), _threads(x),
         )  # fmt: skip
 
 

@@ -21,12 +21,15 @@ def all_finite(x: Tensor) -> bool:
 def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
+    owed: Tensor | None = None, total: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Per block: the mean of |x|, the maximum of |x|, the sum of x^2, each where asked for; an empty block has 0.
 
     An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is
-    clean. A sum that float32 cannot hold is Inf too.
+    clean. A sum that float32 cannot hold is Inf too. With `owed`, total = x + owed, and that is looked at.
     """
+    if owed is not None:
+        x = torch.add(x, owed, out=total)
     blocks = Blocks.of(starts, block, x.device)
     number, magnitude = blocks.of_element, x.abs()
     if absmean is not None:
