@@ -58,10 +58,10 @@ class Door:
     def close(self, deadline: float) -> None:
         """Send those away who are still outside."""
         self._closing.set()
-        for thread in self._threads.copy():  # one that connects to the dead cannot be stopped, and ends by itself
-            thread.join(max(0.0, deadline - time.monotonic()))
         for peer in self._outside.values():
             peer.refuse("the job has ended" if self._begun else self.absence)
+        for thread in self._threads.copy():  # one that connects to the dead cannot be stopped, and ends by itself
+            thread.join(max(0.0, deadline - time.monotonic()))
         for peer in self._connected:
             peer.close(deadline)
 
