@@ -33,7 +33,7 @@ picture: $(VENV)/installed
 		--scheme 'powersgd(factor_rank=4)' --scheme powergossip --controller 'mqgrad(interval=5)' --seeds 1 \
 		--network auto:100mbit,server=400mbit --report build/report.html
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=10000 \
-		--window-size=1240,3000 --screenshot=docs/report.png build/report.html 2>/dev/null
+		--window-size=1240,3000 --screenshot=docs/guide/report.png build/report.html 2>/dev/null
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m "not full"

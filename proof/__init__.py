@@ -1,1 +1,1 @@
-"""Proof under load: commands that break what can be broken, and say in a table what held. See docs/trust.md."""
+"""Proof under load: commands that break what can be broken, and say in a table what held. See docs/guide/trust.md."""

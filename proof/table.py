@@ -1,4 +1,4 @@
-"""Tables in markdown: what a command prints at its end, and what docs/trust.md shows."""
+"""Tables in markdown: what a command prints at its end, and what docs/guide/trust.md shows."""
 
 from __future__ import annotations
 

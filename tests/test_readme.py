@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("examples/*.py")),
 ]
 
@@ -128,3 +128,22 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, says):
     )
     assert run.returncode == 2
     assert says in run.stderr and "Traceback" not in run.stderr
+
+
+LINKED = [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.is_file(), f"{page.name}: {target}"
+        assert not anchor or anchor in _anchors(file.read_text()), f"{page.name}: {target}#{anchor}"
+
+
+def _anchors(text):
+    """Of headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -121,7 +121,7 @@ DOCUMENTED = re.compile(r"^\| (\d+) \| (\d+) \| ([\d,]+) / ([\d,]+) \| ([\d,]+) 
 
 
 def traffic_table():
-    """The rows of the table in docs/parameter-server.md, as numbers."""
+    """The rows of the table in docs/guide/parameter-server.md, as numbers."""
     page = Path(__file__).parents[2] / "docs" / "parameter-server.md"
     return [tuple(int(cell.replace(",", "")) for cell in row) for row in DOCUMENTED.findall(page.read_text())]
 
