@@ -75,7 +75,7 @@ class Notices:
 
     def another_connection(self) -> dist.Store:
         """To the same store: one that waits for a key keeps all others of its connection waiting."""
-        clone = getattr(self.store, "clone", None)  # since PyTorch 2.8
+        clone = getattr(self.store, "clone", None)  # older PyTorch may lack it
         return self.store if clone is None else clone()
 
     def _wait(self, key: str, otherwise: str) -> None:
