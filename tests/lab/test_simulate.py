@@ -6,15 +6,22 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
 from helpers.needs import chromium
 from helpers.world import run_world
 from thinwire import cli
 from thinwire.lab.cost import simulate
+from thinwire.lab.cost.accounting import Accounting
+from thinwire.lab.cost.advise import default_schemes
 from thinwire.lab.cost.model import FLOATS, BucketTrace, Message, Prediction, Step, Turn
+from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.simulate import ScalePoint, Study
+from thinwire.lab.cost.survey import Matrices
 from thinwire.lab.report import simulate_page
+from thinwire.schemes import registry
 
 
 def a_step(think, nbytes):
@@ -52,14 +59,57 @@ def test_on_paper_a_ring_has_a_hop_for_every_worker():
 def _far(counts):
     simulate.AFFORDABLE_BYTES = 1000
     found = simulate._rehearsed(5000, "topk(density=0.1)", counts)
-    return {count: (steps[0].bytes_sent, extrapolated) for count, (steps, extrapolated) in found.items()}
+    simulate.AFFORDABLE_BYTES = 2**30
+    steps = {count: steps[0] for count, (steps, _) in found.items()}
+    ((real,), _) = simulate._rehearsed(5000, "topk(density=0.1)", counts[-1:])[counts[-1]]
+    return steps, [extrapolated for _, extrapolated in found.values()], real.bytes_sent
 
 
-def test_what_is_not_affordable_goes_on_in_a_straight_line():
-    (found,) = run_world(_far, 1, [4, 8, 16])
-    assert [extrapolated for _, extrapolated in found.values()] == [False, False, True]
-    (four, _), (eight, _), (sixteen, _) = found.values()
-    assert sixteen == pytest.approx(eight + 2 * (eight - four))
+def test_where_a_rehearsal_is_not_affordable_seconds_go_on_in_a_straight_line_and_bytes_are_counted():
+    ((steps, extrapolated, real),) = run_world(_far, 1, [4, 8, 16])
+    assert extrapolated == [False, False, True]
+    four, eight, sixteen = (step.think_seconds for step in steps.values())
+    assert sixteen == pytest.approx(max(0.0, eight + 2 * (eight - four)), abs=1e-3)
+    assert steps[16].bytes_sent == real
+
+
+def _accounted(schemes, counts):
+    """Of each scheme and number of workers: messages and bytes by the exchange's own code, and by accounting."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Matrices(20_000))
+
+    def train():
+        model.zero_grad()
+        model(torch.ones(())).backward()
+
+    found = {}
+    for scheme in schemes:
+        for count in counts:
+            (own,) = rehearse(model, train, scheme, workers=count, steps=1)
+            (said,) = rehearse(
+                model, train, scheme, workers=count, steps=1, exchange=Accounting(count, lambda: None)
+            )  # fmt: skip
+            found[scheme, count] = (own.messages, said.messages)
+    return found
+
+
+def test_accounting_is_what_the_exchange_sends_for_every_scheme():
+    (found,) = run_world(_accounted, 1, default_schemes(), [2, 5, 12])
+    assert len(found) == 3 * len(registry())
+    for key, (own, said) in found.items():
+        assert own == said, key
+
+
+def _many(scheme, count):
+    simulate.AFFORDABLE_SECONDS = 0.0
+    found = simulate._rehearsed(1024 * 1024, scheme, [8, 64, count])
+    assert found[count][1]  # its seconds are on a line
+    return found[count][0][0].bytes_sent, found[8][0][0].bytes_sent
+
+
+def test_with_thousands_of_workers_a_ring_sends_everything_twice():
+    ((many, few),) = run_world(_many, 1, "powersgd(factor_rank=4)", 4096)
+    assert many / few == pytest.approx((4095 / 4096) / (7 / 8))
 
 
 def test_errors_are_those_of_the_schemes():

@@ -46,6 +46,7 @@ def rehearse(
     local: int = 1,
     restore: Callable[[], object] = lambda: None,
     meet: Callable[[], object] = lambda: None,
+    exchange: Exchange | None = None,
 ) -> list[Step]:
     """`steps` steps of `train()`, which runs `model` forward and backward once, as one of `workers` workers.
 
@@ -53,8 +54,10 @@ def rehearse(
     restore: called before every step.
     meet: called, off the record, before every step and wherever workers would wait for each other. A barrier there
         makes processes that share a machine slow each other down as they do when they train.
+    exchange: a rehearsal of another kind.
     """
-    exchange = Rehearsal(workers, meet) if local == 1 else RehearsalOfLevels(workers, local, meet)
+    if exchange is None:
+        exchange = Rehearsal(workers, meet) if local == 1 else RehearsalOfLevels(workers, local, meet)
     wire = attach(model, scheme, exchange=exchange)
     lane = exchange.lane
     assert isinstance(lane, RehearsalLane)
@@ -118,7 +121,7 @@ class Rehearsal(AllReduce):
 
     def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
         arithmetic.check_route(self.route, scheme)
-        self.group = _PretendedGroup(self.workers)  # type: ignore[assignment]
+        self.group: dist.ProcessGroup = _PretendedGroup(self.workers)  # type: ignore[assignment]
         self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
 
     @property

@@ -6,8 +6,9 @@ on a machine of its own, all links alike. Messages travel as gloo's do: an all-r
 hops one after the other; an all-gather is a ring of n - 1; in an all-to-all all sends are under way at once. Workers
 are equally fast: what waiting for the slowest of thousands costs is not in it.
 
-Where a rehearsal would take too long (a scheme that decodes n payloads), bytes and seconds go on from the last two
-rehearsed numbers of workers in a straight line, and the point says so.
+Where a rehearsal would take too long (a scheme that decodes n payloads), seconds go on from the last two rehearsed
+numbers of workers in a straight line, and the point says so; bytes are what the exchange sends among so many workers
+(`accounting`).
 
 Errors: vNMSE of real gradients (the embedded images, a small perceptron, other images for every worker), by
 `Simulation`, error memory off, in the third step on the same gradients; up to as many workers as are affordable, not
@@ -28,6 +29,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.exchange.simulation import Simulation
+from thinwire.lab.cost.accounting import Accounting
 from thinwire.lab.cost.link import cores
 from thinwire.lab.cost.model import FLOATS, Host, Link, LinkCost, Message, Prediction, Step
 from thinwire.lab.cost.rehearsal import rehearse
@@ -52,7 +54,7 @@ class ScalePoint:
     scheme: str
     workers: int
     prediction: Prediction
-    extrapolated: bool  # bytes and seconds were not rehearsed at this number of workers
+    extrapolated: bool  # seconds were not rehearsed at this number of workers
     vnmse: float | None  # None: not measured
 
 
@@ -152,7 +154,12 @@ def _rehearsed(parameters: int, scheme: str, counts: Sequence[int]) -> dict[int,
     for count in counts:
         done = [(n, steps) for n, (steps, extrapolated) in found.items() if not extrapolated]
         if len(done) >= 2 and _too_long(done[-1], count):
-            found[count] = ([extended(a, b, done[-2][0], done[-1][0], count) for a, b in _pairs(done)], True)
+            sent = rehearse(
+                model, train, scheme, workers=count, steps=len(done[-1][1]),
+                exchange=Accounting(count, lambda: None),
+            )  # fmt: skip
+            steps = [extended(a, b, done[-2][0], done[-1][0], count) for a, b in _pairs(done)]
+            found[count] = ([sending(*each) for each in zip(steps, sent, strict=True)], True)
         else:
             found[count] = (rehearse(model, train, scheme, workers=count, steps=1), False)
     return found
@@ -187,6 +194,18 @@ def extended(a: Step, b: Step, at_a: int, at_b: int, count: int) -> Step:
             turns.append(replace(y, think_seconds=line(x.think_seconds, y.think_seconds), messages=messages))
         buckets.append(replace(other, turns=tuple(turns)))
     return replace(b, buckets=tuple(buckets))
+
+
+def sending(step: Step, other: Step) -> Step:
+    """The step with the messages of another, whose buckets are the same."""
+    buckets = []
+    for one, says in zip(step.buckets, other.buckets, strict=True):
+        thinking = [turn.think_seconds for turn in one.turns]
+        if len(thinking) != len(says.turns):  # it takes another route
+            thinking = [sum(thinking)] + [0.0] * (len(says.turns) - 1)
+        turns = (replace(turn, think_seconds=each) for turn, each in zip(says.turns, thinking, strict=True))
+        buckets.append(replace(one, turns=tuple(turns)))
+    return replace(step, buckets=tuple(buckets))
 
 
 def _gradients(counts: Sequence[int]) -> list[Named]:

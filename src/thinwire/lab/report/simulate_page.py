@@ -47,7 +47,7 @@ def study_table(study: Study) -> Table:
     table = Table(
         title=f"{study_setting(study)}: ms a step, MB sent per worker and step, vNMSE", title_justify="left",
         title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, caption_justify="left",
-        caption="on paper. ~: extrapolated in a straight line; (n): vNMSE of so many workers, all that were simulated",
+        caption="on paper. ~: seconds go on in a straight line; (n): vNMSE of so many workers, all that were simulated",
     )  # fmt: skip
     few, many = study.workers[0], study.workers[-1]
     table.add_column("scheme", overflow="fold", vertical="bottom")
