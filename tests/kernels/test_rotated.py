@@ -37,7 +37,7 @@ def rotated(draw):
     return x, starts, draw(st.sampled_from([64, 128, 1024, 1 << 17])), keys, counters
 
 
-anything = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+anything = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def deviation(x, starts, block):

@@ -29,7 +29,16 @@ class Case:
 
 def all_cases() -> list[Case]:
     """Every case, family by family."""
-    return [*_statistics(), *_quantizers(), *_integers(), *_casts(), *_selections(), *_moves(), *_rotations()]
+    return [
+        *_statistics(),
+        *_quantizers(),
+        *_integers(),
+        *_casts(),
+        *_selections(),
+        *_moves(),
+        *_rotations(),
+        *_products(),
+    ]
 
 
 BLOCK, CHUNK, BITS = 1024, 64, range(1, 9)
@@ -229,8 +238,31 @@ def _rotations() -> list[Case]:
         keys, counters = torch.tensor([1 << 40]), torch.tensor([0])
         return lambda: module.hadamard_(x, starts, block, keys=keys, counters=counters, inverse=inverse)
 
+    def rotate_round(block, residual, module, numel):
+        x, starts, counters = _laplace(numel), torch.tensor([0, numel]), torch.tensor([0])
+        out = torch.zeros(kernels.padded_numel(starts, block), dtype=torch.int8)
+        step, lost = torch.full((-(-numel // block),), 0.3), torch.zeros(numel) if residual else None
+        how = {"signs": torch.tensor([1 << 40]), "keys": torch.tensor([1 << 41]), "counters": counters}
+        return lambda: module.rotate_round(x, starts, block, step, 0.5, -8, 7, **how, out=out, lost=lost)
+
     return [
+        _both("rotate + round / 4096", partial(rotate_round, 4096, False)),
+        _both("rotate + round / 4096, with residual", partial(rotate_round, 4096, True)),
         _both(f"rotation / {BLOCK}", partial(rotate, BLOCK, False), 0.3),
         _both(f"rotation / {BLOCK}, back", partial(rotate, BLOCK, True), 0.3),
         _both("rotation, full", partial(rotate, 1 << 30, False)),
+    ]
+
+
+def _products() -> list[Case]:
+    """A matrix of rows of 1,000 entries, and factors of rank 4."""
+
+    def times(name, size, made, module, numel):
+        matrix = _laplace(numel // 1000 * 1000).view(-1, 1000)
+        basis, out = torch.ones(4, matrix.shape[size]), torch.zeros(4, matrix.shape[made])
+        return lambda: getattr(module, name)(matrix, basis, out)
+
+    return [
+        _both("matrix x factor, rank 4", partial(times, "times_rows", 1, 0)),
+        _both("transposed matrix x factor, rank 4", partial(times, "times_columns", 0, 1)),
     ]

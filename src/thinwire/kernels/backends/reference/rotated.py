@@ -33,9 +33,9 @@ class _Padded:
         firsts = list(itertools.accumulate(lengths, initial=0))
         self.block, self.numel = block, firsts[-1]
         self.starts = _integers(firsts)
-        pairs = zip(firsts, spans, strict=False)
-        self.real = _integers([i for begin, end in spans for i in range(begin, end)]).to(device)
-        self.place = _integers([i for first, (a, b) in pairs for i in range(first, first + b - a)]).to(device)
+        self.real = _ranges(spans).to(device)
+        moved = [(at, at + end - begin) for at, (begin, end) in zip(firsts[:-1], spans, strict=True)]
+        self.place = _ranges(moved).to(device)
         self.sizes = _integers(sizes)
         self.stretch = torch.repeat_interleave(_integers(list(range(len(lengths)))), _integers(lengths))
         self.number = torch.repeat_interleave(_integers(list(range(len(sizes)))), self.sizes).to(device)
@@ -61,6 +61,10 @@ class _Padded:
 
 def _integers(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def _ranges(spans: list[tuple[int, int]]) -> Tensor:
+    return torch.cat([_numbers(0), *(begin + _numbers(end - begin) for begin, end in spans)])
 
 
 def _numbers(count: int) -> Tensor:
