@@ -122,7 +122,7 @@ DOCUMENTED = re.compile(r"^\| (\d+) \| (\d+) \| ([\d,]+) / ([\d,]+) \| ([\d,]+) 
 
 def traffic_table():
     """The rows of the table in docs/guide/parameter-server.md, as numbers."""
-    page = Path(__file__).parents[2] / "docs" / "parameter-server.md"
+    page = Path(__file__).parents[2] / "docs" / "guide" / "parameter-server.md"
     return [tuple(int(cell.replace(",", "")) for cell in row) for row in DOCUMENTED.findall(page.read_text())]
 
 
