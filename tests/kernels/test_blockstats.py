@@ -107,3 +107,10 @@ def test_bad_arguments_are_refused():
         kernels.block_absmax(torch.randn(20)[::2], starts, 0, torch.zeros(1))
     with pytest.raises(ValueError, match="starts"):
         kernels.block_absmax(x, torch.tensor([0, 9]), 0, torch.zeros(1))
+
+
+def test_what_is_owed_needs_a_total():
+    x, starts = torch.ones(4), torch.tensor([0, 4])
+    for alone in ({"owed": torch.ones(4)}, {"total": torch.ones(4)}):
+        with pytest.raises(ValueError, match="come together"):
+            kernels.block_statistics(x, starts, 4, absmax=torch.empty(1), **alone)

@@ -32,9 +32,11 @@ def block_statistics(
         if out is not None:
             check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=count)
             dtypes.append(out.dtype)
-    if owed is not None:
-        check.flat("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
-        check.flat("total", total, dtypes=(x.dtype,), like=x, numel=x.numel())  # type: ignore[arg-type]
+    if (owed is None) != (total is None):
+        raise ValueError("what is owed is added into a total: owed and total come together")
+    for name, each in (("owed", owed), ("total", total)):
+        if each is not None:
+            check.flat(name, each, dtypes=(x.dtype,), like=x, numel=x.numel())
     implementation(reference.block_statistics, x.device, *dtypes)(
         x, starts, block, absmean=absmean, absmax=absmax, square=square, owed=owed, total=total
     )

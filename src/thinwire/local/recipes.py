@@ -29,8 +29,8 @@ def sparseloco(
     In print: every=15 with 3.1%, every=30 with 1.56%, decay 0.95, lr 1, 2 bits.
     Differs from the paper: entries are chosen over a bucket, not in blocks of 64 x 64; values are rounded by `qsgd`
     without a codebook; the mean is over all workers (as the paper has it), not over those who sent an entry (as its
-    code has it), which takes larger steps: of four workers, lr=2 here came to the same; an entry costs about 2 + 8
-    bits by coded indices, theirs 2 + 12.
+    code has it), which takes larger steps: in one trial with four workers and every=30, lr=2 here came to the same;
+    an entry costs about 2 + 8 bits by coded indices, theirs 2 + 12.
     """
     scheme = f"topk(density={density!r}, values='qsgd(bits={bits})')"
     return {"every": every, "scheme": scheme, "outer": f"sgd(lr={lr!r})", "decay": decay}

@@ -77,7 +77,7 @@ class Stage:
         self._source, self._flat = _gradient(numel), torch.zeros(numel)
         self._buckets = self._flat.split([layout.numel for layout in self.layouts])
         exchange = Rehearsal(workers, lambda: None)
-        self._reducer = Reducer(dict(model.named_parameters()), scheme, None, exchange=exchange)  # type: ignore[arg-type]
+        self._reducer = Reducer(dict(model.named_parameters()), scheme, None, exchange=exchange)
         assert isinstance(exchange.lane, RehearsalLane)
         self.lane = exchange.lane
         # On one thread its own seconds: what else the machine does then shows only in the caches.
