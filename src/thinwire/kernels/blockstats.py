@@ -23,7 +23,7 @@ def block_statistics(
 
     An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is
     clean. Squared norms of chunks of C elements are `block_statistics(x, starts, C, square=...)`. With `owed`, x + owed
-    is formed in `total`, which may be x, and that is looked at.
+    is formed in `total`, which may be x, and that is looked at; without, `total` is left alone.
     """
     check.flat("x", x, dtypes=check.FLOATS)
     count = check.blocks(starts, block, numel=x.numel()).count
@@ -32,11 +32,11 @@ def block_statistics(
         if out is not None:
             check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=count)
             dtypes.append(out.dtype)
-    if (owed is None) != (total is None):
-        raise ValueError("what is owed is added into a total: owed and total come together")
-    for name, each in (("owed", owed), ("total", total)):
-        if each is not None:
-            check.flat(name, each, dtypes=(x.dtype,), like=x, numel=x.numel())
+    if owed is not None:
+        if total is None:
+            raise ValueError("what is owed is added into a total: owed needs total=")
+        check.flat("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
+        check.flat("total", total, dtypes=(x.dtype,), like=x, numel=x.numel())
     implementation(reference.block_statistics, x.device, *dtypes)(
         x, starts, block, absmean=absmean, absmax=absmax, square=square, owed=owed, total=total
     )
