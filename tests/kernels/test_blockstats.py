@@ -115,3 +115,19 @@ def test_what_is_owed_needs_a_total():
         kernels.block_statistics(x, starts, 4, absmax=torch.empty(1), owed=torch.ones(4))
     kernels.block_statistics(x, starts, 4, absmax=torch.empty(1), total=total)
     assert (total == 7).all(), "nothing is owed, so nothing is added up"
+
+
+@pytest.mark.parametrize("bad", [None, torch.nan, torch.inf])
+@pytest.mark.parametrize("module", [kernels, reference])
+def test_only_what_is_finite_is_kept(module, bad):
+    kept, new, judged = torch.zeros(5, dtype=torch.bfloat16), torch.arange(5.0), torch.ones(9)
+    if bad is not None:
+        judged[7] = bad
+    module.keep_finite_(kept, new, judged)
+    assert torch.equal(kept, (new if bad is None else torch.zeros(5)).to(torch.bfloat16))
+    assert kernels.seen_nonfinite(judged) == (bad is not None)
+
+
+def test_keeping_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="must be alike"):
+        kernels.keep_finite_(torch.zeros(5), torch.zeros(1), torch.zeros(5))

@@ -14,6 +14,28 @@ def all_finite(x: Tensor) -> bool:
     return implementation(reference.all_finite, x.device, x.dtype)(x)
 
 
+def seen_nonfinite(x: Tensor) -> bool:
+    """Whether x is seen to hold an Inf or a NaN. Nobody waits for a device to say so: there it is never seen, and
+    what follows must bear it."""
+    return x.device.type == "cpu" and not all_finite(x)
+
+
+def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
+    """kept = new if all of `judged` is finite; else kept stays as it is. No device is waited for.
+
+    `kept` and `new` are of one size; `judged` may be any tensor on their device.
+    """
+    if kept.shape != new.shape or not kept.device == new.device == judged.device:
+        raise ValueError(
+            f"kept and new must be alike, got {tuple(kept.shape)} and {tuple(new.shape)} on "
+            f"{kept.device}, {new.device} and {judged.device}"
+        )
+    if kept.device.type != "cpu":
+        implementation(reference.keep_finite_, kept.device, kept.dtype, new.dtype, judged.dtype)(kept, new, judged)
+    elif all_finite(judged):
+        kept.copy_(new)
+
+
 def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
