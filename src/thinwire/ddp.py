@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import kernels
 from thinwire.control import Controller
 from thinwire.core.layout import Layout
 from thinwire.core.partition import Exempt
@@ -124,7 +123,7 @@ class Wire(Reducer):
     def end_step(self, *, silent: bool = False) -> None:
         for work in self._passed:
             work.wait()
-            self._finite = self._finite and kernels.all_finite(work.result()[0]._values())
+            self.memory.judge(work.result()[0]._values())
         super().end_step(silent=silent)
         if self._may_be_unused and not silent:
             before = {name: _version(p.grad) for name, p in self._parameters.items()}

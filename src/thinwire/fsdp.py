@@ -96,11 +96,11 @@ class Replicas(Reducer):
         own = unit.once("own", lambda: placed(unit.pieces(unit.shard, unit.present)))
         if not own.numel:
             return
-        self._pass.enter(buffer)
+        self._pass.enter()
         view = own.view(buffer)  # where no row is padding
         flat = own.gather(buffer, buffer.new_empty(own.numel)) if view is None else view
         self.submit(flat, own.layout, last=True, done=lambda error: None)
-        self._pass.settle(buffer)
+        self.settle()
         if view is None:
             own.scatter(flat, buffer)
 
@@ -135,11 +135,11 @@ class Shards(Reducer):
 
     def _on_gradients(self, unit: Unit, output: Tensor, given: Tensor) -> None:
         """output = the sum of everybody's rows of this shard, complete."""
-        self._pass.enter(given)
+        self._pass.enter()
         parts, own, layout = unit.once("parts", lambda: self._parts(unit, given.dtype))
         self._call = (parts, output.zero_(), own)
         self.submit(given, layout, last=True, done=lambda error: None)
-        self._pass.settle(given)
+        self.settle()
 
     def _parts(self, unit: Unit, dtype: torch.dtype) -> tuple[list[Part], Part, Layout]:
         """Every shard's part of the buffer, where its own lies in the output, and a name for all of it."""
@@ -154,7 +154,7 @@ class Shards(Reducer):
         parts = [part(shard, shard * length) for shard in range(unit.shards)]
         return parts, part(unit.shard, 0), Layout.of([("gradients", (length * unit.shards,))])
 
-    def _rounds(self, buffer: Tensor, layout: Layout, step: int, scale: float | None, scratch: Scratch) -> Rounds:
+    def _rounds(self, buffer: Tensor, scratch: Scratch, layout: Layout, step: int, scale: float | None) -> Rounds:
         assert self._call is not None and isinstance(self.exchange, AllReduce)
         parts, output, own = self._call
         who = (self.exchange.workers, self.exchange.worker)

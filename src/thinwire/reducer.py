@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire import checkpoint, kernels
+from thinwire import checkpoint
 from thinwire.control import Controller
 from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.feedback import wrap
@@ -33,7 +33,7 @@ from thinwire.exchange import objects
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange
-from thinwire.exchange.lane import Done, Job, Rounds
+from thinwire.exchange.lane import CudaStage, Done, Job, Rounds, Stage, staged
 from thinwire.schemes import parse
 from thinwire.steering import Measured, Steering, Turned
 
@@ -74,6 +74,7 @@ class Reducer:
     ) -> None:
         self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
         self.exchange: Exchange = exchange or AllReduce()
+        self.device = device_of(tensors)
         self.steering = self._steering(controller, group) if controller is not None else None
         self.group = group
         self.seed = seed
@@ -86,11 +87,6 @@ class Reducer:
         self._exact = exact
         self._own: dict[str, list[str]] = {}  # by tensor: the names of what this worker has of it
         own = self.exchange.deal(tensors, exact, self.scheme)
-        for piece in own:
-            self._own.setdefault(piece.whole, []).append(piece.name)
-            if piece.whole not in exact:
-                kind = like(piece.like(tensors[piece.whole]), self.scheme)
-                self.memory.add(piece.name, self.scheme.init(piece.name, kind, seed))
         if tensors and len(exact) == len(tensors) and not self.scheme.exact:
             warnings.warn(f"all tensors are exempt, so {self.scheme.name} has nothing to compress", stacklevel=3)
         self.divided = [piece.name for piece in own] != list(tensors)  # workers have different parts of the model
@@ -99,10 +95,16 @@ class Reducer:
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Layout] = {}
         self._jobs: list[Job] = []
         self._failed: BaseException | None = None  # what the step under way met first
-        self._finite = True  # all means of the step under way; known only where there is a loss scale
         self._scale: Scaler | float | None = None
         self.may_undo = False  # what a step remembers may have to be forgotten at its end
         self._open(group, tensors)
+        elsewhere = self.device.type == "cuda" and self.exchange.device.type == "cpu"
+        self._stage: Stage | None = CudaStage(self.device) if elsewhere else None
+        for piece in own:
+            self._own.setdefault(piece.whole, []).append(piece.name)
+            if piece.whole not in exact:
+                kind = like(piece.like(tensors[piece.whole]), self.scheme, self.exchange.device)
+                self.memory.add(piece.name, self.scheme.init(piece.name, kind, seed))
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain and self.waits else None
@@ -112,7 +114,7 @@ class Reducer:
         try:
             return Steering(controller, self.turned)
         except ValueError:
-            self.exchange.open(group, self.scheme)
+            self.exchange.open(group, self.scheme, self.device)
             with suppress(ValueError):
                 self.exchange.agree(None)
             self.exchange.close()
@@ -125,7 +127,7 @@ class Reducer:
 
     def _open(self, group: dist.ProcessGroup | None, tensors: Mapping[str, Tensor]) -> None:
         """Make the lane, and hold what this worker was given against what the others were."""
-        self.exchange.open(group, self.scheme)
+        self.exchange.open(group, self.scheme, self.device)
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
         try:
             self.exchange.agree(self.settings() | {"model": objects.digest(shapes)})
@@ -159,7 +161,7 @@ class Reducer:
 
     def begin_step(self) -> None:
         """Forget what is left of a step that somebody broke off."""
-        self._jobs, self._failed, self._finite = [], None, True
+        self._jobs, self._failed = [], None
         self.memory.forget_stash()
 
     def submit(self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done) -> None:
@@ -181,7 +183,8 @@ class Reducer:
         if layout.numel != buffer.numel():
             raise ValueError(f"a bucket of {buffer.numel()} entries is said to hold {layout.numel}: {layout.names[:3]}")
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
-        begin = partial(self._rounds, buffer, layout, self.step, self._current_scale())
+        about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
+        begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)
         self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended))
 
     def submit_nothing(self) -> None:
@@ -191,14 +194,14 @@ class Reducer:
         elif self.exchange.lane is not None:
             self._jobs.append(self.exchange.lane.submit(_nothing, last=True, done=lambda error: None))
 
-    def _rounds(self, buffer: Tensor, layout: Layout, step: int, scale: float | None, scratch: Scratch) -> Rounds:
+    def _rounds(self, buffer: Tensor, scratch: Scratch, layout: Layout, step: int, scale: float | None) -> Rounds:
         exchange = self.exchange
         self._follow(scale)
         who = (exchange.workers, exchange.worker)
         bucket = Bucket(buffer, layout, *who, step, self.seed, None, scratch, seat=exchange.place)
         mean = yield from exchange.hold(bucket, self._converse)
-        if scale is not None and not kernels.all_finite(buffer):
-            self._finite = False
+        if scale is not None:
+            self.memory.judge(buffer)
         return mean
 
     def _converse(self, part: Bucket) -> Conversation:
@@ -240,8 +243,7 @@ class Reducer:
         silent: this worker had no data of its own any more, so that it observed no loss.
         """
         self.settle()
-        if not self._finite:
-            self.memory.restore()  # nobody will apply this step
+        self.memory.undo_nonfinite()  # nobody will apply such a step
         self.step += 1
         if self.steering is not None:
             self.steering.end_step(self.step, self.exchange, silent=silent)
@@ -371,6 +373,15 @@ class Reducer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def device_of(tensors: Mapping[str, Tensor]) -> torch.device:
+    """The one device of all tensors."""
+    devices = {tensor.device for tensor in tensors.values()} or {torch.device("cpu")}
+    if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"all tensors of a wire must be on one device, these are on {found}")
+    return devices.pop()
 
 
 def _nothing(scratch: Scratch) -> Rounds:

@@ -54,7 +54,7 @@ class Steering:
         self.controller.start(menu)
         self.level = self.controller.first(turned.level, menu)
         self.due = False  # the step under way is the last before a decision: measure it
-        self.squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}  # of the norms in that step
+        self.squares: dict[str, float | Tensor] = {"mean": 0.0, "given": 0.0, "lost": 0.0}  # of norms in that step
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
         self._began = time.perf_counter()
@@ -90,9 +90,11 @@ class Steering:
         seconds, self._began = (now - self._began) / interval, now
         sent = exchange.transport.ledger.totals().get("bytes_sent", 0.0)
         nbytes, self._bytes = (sent - self._bytes) / interval, sent
-        squares, self.squares = self.squares, dict.fromkeys(self.squares, 0.0)
+        taken = self.squares
+        self.squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}
 
         def see() -> Observation:
+            squares = {key: float(square) for key, square in taken.items()}
             losses = [float(loss) for loss in observed]
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
             return Observation(
@@ -187,5 +189,6 @@ class Measured(Wrapper):
         return mean
 
 
-def _square(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))) ** 2
+def _square(tensor: Tensor) -> Tensor:
+    """On the tensor's device: only a decision waits for it."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)).double() ** 2

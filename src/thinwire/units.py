@@ -138,20 +138,13 @@ class Pass:
         self._wire = wire
         self._task = -1  # the backward pass under way
 
-    def enter(self, tensor: Tensor) -> None:
+    def enter(self) -> None:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
             self._wire.begin_step()
             # FSDP2 has its own callback in the queue by now, in which it may call us, so this one comes after.
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        if tensor.is_cuda:
-            torch.cuda.current_stream().synchronize()  # the lane works on another stream
-
-    def settle(self, tensor: Tensor) -> None:
-        self._wire.settle()
-        if tensor.is_cuda:
-            torch.cuda.synchronize()
 
     def _end(self) -> None:
         self._task = -1

@@ -18,12 +18,17 @@ class Scratch:
         self._kept: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self._parts: dict[int, Scratch] = {}
 
-    def take(self, name: str, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-        """`numel` uninitialised elements; the same memory every time the same name is asked for."""
+    def take(
+        self, name: str, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu", *, pinned: bool = False
+    ) -> Tensor:
+        """`numel` uninitialised elements; the same memory every time the same name is asked for.
+
+        pinned: CPU memory that a device can copy from and to by itself.
+        """
         device = torch.device(device)
         kept = self._kept.get((name, dtype, device))
         if kept is None or kept.numel() < numel:
-            kept = self._kept[name, dtype, device] = torch.empty(numel, dtype=dtype, device=device)
+            kept = self._kept[name, dtype, device] = torch.empty(numel, dtype=dtype, device=device, pin_memory=pinned)
         return kept[:numel]
 
     def part(self, number: int) -> Scratch:

@@ -58,8 +58,10 @@ class Feedback(Wrapper):
             bucket.flat.add_(residual, alpha=self.decay)
             part = replace(bucket, lost=lost)
         mean = yield from self.scheme.converse(part, memory, level)
-        if bucket.verdict.finite or kernels.all_finite(mean):
+        if bucket.verdict.finite:
             residual.copy_(lost)
+        else:
+            kernels.keep_finite_(residual, lost, mean)
         return mean
 
 
@@ -71,8 +73,7 @@ def compensated(codec: Codec, bucket: Bucket, residual: Tensor, level: float, ou
     bucket.flat.add_(residual)
     lost = _room(bucket)
     codec.encode_padded(replace(bucket, lost=lost), level, out)
-    if kernels.all_finite(lost):
-        residual.copy_(lost)
+    kernels.keep_finite_(residual, lost, lost)
 
 
 def _room(bucket: Bucket) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.core.layout import Layout
 
 
@@ -33,6 +34,8 @@ class Memory:
         self._keys: dict[str, list[str]] = {}  # of each parameter
         self._stash: dict[tuple[str, str], Tensor] = {}
         self._stashed: set[str] = set()
+        self._sound = True  # all means that were judged since
+        self._doubts: list[Tensor] = []  # of means on a device: NaN where one is not finite
 
     def add(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Remember a parameter, with what a scheme's `init` made for it."""
@@ -97,9 +100,31 @@ class Memory:
             for key in self._keys.get(name, ()):
                 self[name, key] = self._stash[name, key].clone()
 
+    def judge(self, mean: Tensor) -> None:
+        """Take note whether a mean is finite, for `undo_nonfinite`. On a device nobody waits to know."""
+        if not self._stashed:
+            return
+        if kernels.at_hand(mean):
+            self._sound = self._sound and kernels.all_finite(mean)
+        else:
+            self._doubts.append(kernels.doubt(mean))
+
+    def undo_nonfinite(self) -> None:
+        """Restore all, if any mean that was judged since the last `forget_stash` is not finite."""
+        if not self._sound:
+            self.restore()
+        elif self._doubts:
+            judged = torch.cat(self._doubts)
+            for name in self._stashed:
+                for key in self._keys.get(name, ()):
+                    kept = self._stash[name, key]
+                    kernels.keep_finite_(kept, self._tensors[name, key], judged)
+                    self[name, key] = kept
+
     def forget_stash(self) -> None:
         """What was stashed holds no more; its memory is kept for the next time."""
         self._stashed.clear()
+        self._sound, self._doubts = True, []
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """{parameter: {key: tensor}}; the tensors are the memory itself, not copies."""

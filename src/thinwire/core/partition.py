@@ -10,6 +10,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout, Selection
 from thinwire.core.memory import Memory
@@ -37,9 +38,9 @@ def exempted(exempt: Exempt, scheme: Scheme, name: str, tensor: Tensor) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in exempt)
 
 
-def like(tensor: Tensor, scheme: Scheme) -> Tensor:
-    """Shape, device and working dtype of a tensor, in no memory: what `Scheme.init` is given."""
-    return torch.empty((), dtype=working(scheme, tensor.dtype), device=tensor.device).expand(tensor.shape)
+def like(tensor: Tensor, scheme: Scheme, device: torch.device) -> Tensor:
+    """Shape and working dtype of a tensor, on a device, in no memory: what `Scheme.init` is given."""
+    return torch.empty((), dtype=working(scheme, tensor.dtype), device=device).expand(tensor.shape)
 
 
 def working(scheme: Scheme, dtype: torch.dtype) -> torch.dtype:
@@ -98,7 +99,7 @@ class Partition(Wrapper):
             copy = compressed.gather(flat, bucket.scratch.take("working", compressed.numel, dtype, flat.device))
             return replace(bucket, flat=copy, layout=compressed.layout), False
         view = compressed.view(flat)
-        if view is None and flat.device.type == "cpu" and flat.is_contiguous():
+        if view is None and kernels.at_hand(flat) and flat.is_contiguous():
             view = compressed.close_up(flat)
         if view is not None:
             return bucket if view is flat else replace(bucket, flat=view, layout=compressed.layout), True

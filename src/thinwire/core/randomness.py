@@ -8,6 +8,8 @@ import hashlib
 from functools import lru_cache
 
 import numpy as np
+import torch
+from torch import Tensor
 
 _MASK = (1 << 64) - 1
 SHARED = 0xFFFF_FFFF  # the `worker` of a draw that the whole group makes alike
@@ -40,3 +42,25 @@ def keys(seed: int, step: int, name_hashes: np.ndarray, worker: int) -> np.ndarr
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (value ^ (value >> np.uint64(31))).view(np.int64)
+
+
+def keys_on_device(seed: Tensor, step: int, name_hashes: np.ndarray, worker: int) -> Tensor:
+    """`keys` of a seed that is on a device, there: nobody waits to know it."""
+    hashes = torch.from_numpy(name_hashes.view(np.int64)).to(seed.device)
+    return _mixed(hashes ^ _mixed(_mixed(_mixed(seed) ^ step) ^ worker))
+
+
+def _mixed(value: Tensor) -> Tensor:
+    """`mix` of every element: int64 wraps as unsigned integers do, but its shifts fill in the sign."""
+    value = value + _signed(0x9E3779B97F4A7C15)
+    value = (value ^ _shifted(value, 30)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27)) * _signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31)
+
+
+def _shifted(value: Tensor, by: int) -> Tensor:
+    return (value >> by) & (_MASK >> by)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

@@ -27,8 +27,8 @@ from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.direct import Direct
-from thinwire.exchange.exchange import drive
-from thinwire.exchange.lane import Lane, Rounds, Threaded
+from thinwire.exchange.exchange import CPU, drive
+from thinwire.exchange.lane import CudaSide, Lane, Rounds, Streamed, Threaded
 from thinwire.exchange.objects import device_of
 from thinwire.exchange.transport import Transport
 
@@ -47,23 +47,35 @@ class AllReduce:
         self.route: Route = route
         self.transport = transport or Transport()
         self.lane: Lane | None = None
+        self.device = CPU
+        self._brought = False
         self._direct: Direct | None = None
         self._let_go: Callable[[], object] | None = None
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         """Make the lane, beside `group`. Every worker of the group must call this, in the same order of calls."""
         assert group is not None
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         arithmetic.check_route(self.route, scheme)
-        self.join(group)
-        self._beside = group
-        self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
+        self.join(group, device if streams(group, device) else CPU)
+        self._beside, self._brought = group, device != self.device
+        if self.device.type == "cpu":
+            self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
+        else:
+            self.lane = Streamed(self.transport, CudaSide(self.device))
 
-    def join(self, group: dist.ProcessGroup) -> None:
-        """Make a group of our own of the same workers, so that nobody else's collectives come between ours."""
+    def join(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """Make a group of our own of the same workers, so that nobody else's collectives come between ours.
+
+        On an accelerator none may: all that a device sends has one order, and so the group itself is in use.
+        """
         self.workers = dist.get_world_size(group)
         self.worker = dist.get_rank(group)
+        self.device = device
+        if device.type != "cpu":
+            self.group = group
+            return
         ranks = dist.get_process_group_ranks(group)
         everyone = len(ranks) == dist.get_world_size()
         own = dist.new_group(
@@ -81,25 +93,21 @@ class AllReduce:
             self._let_go.atexit = False
 
     @property
-    def device(self) -> str:
-        return device_of(self.group)
-
-    @property
     def place(self) -> int:
         return self.worker
 
     def direct(self, scheme: Scheme) -> Direct | None:
         """On the model's own group, as plain DDP: all is started by the training thread, in its order.
 
-        On a GPU waiting is the device's, and the lane does as well.
+        On an accelerator waiting is the device's, and the lane does as well; what is brought to the CPU takes it, too.
         """
-        if self.device != "cpu":
+        if self._brought or self.device.type != "cpu":
             return None
         self._direct = Direct(self._beside, scheme, self.transport)
         return self._direct
 
     def agree(self, given: Mapping[str, str] | None) -> None:
-        objects.agree(given, self.group)
+        objects.agree(given, self.group, self.device)
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
@@ -203,5 +211,10 @@ def _destroy(group: dist.ProcessGroup) -> None:
         dist.destroy_process_group(group)
 
 
+def streams(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether the group's collectives of such tensors are a stream's business. gloo's are not: it has CPU memory."""
+    return device.type == "cuda" and isinstance(group._get_backend(device), getattr(dist, "ProcessGroupNCCL", ()))
+
+
 def timeout_of(group: dist.ProcessGroup):
-    return group._get_backend(torch.device(device_of(group))).options._timeout
+    return group._get_backend(device_of(group)).options._timeout

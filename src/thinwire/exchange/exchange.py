@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from thinwire.exchange.collectives import Collective
 from thinwire.exchange.direct import Direct
 from thinwire.exchange.lane import Lane, Rounds
 from thinwire.exchange.transport import Transport
+
+CPU = torch.device("cpu")
 
 
 class Exchange(Protocol):
@@ -37,14 +40,14 @@ class Exchange(Protocol):
         ...
 
     @property
-    def device(self) -> str:
-        """Where small tensors that travel by themselves must live."""
+    def device(self) -> torch.device:
+        """Where conversations are held: what is remembered lives there, and buckets are brought there."""
         ...
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         """Make the lane. Every worker of the group calls this, in the same order of calls.
 
-        None: there is no group, where an exchange needs none.
+        None: there is no group, where an exchange needs none. device: where this worker's tensors are.
         """
         ...
 

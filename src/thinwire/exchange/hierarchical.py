@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from thinwire.core.scheme import Codec, Conversation, Scheme
 from thinwire.exchange import arithmetic, objects, scatter
 from thinwire.exchange.allreduce import AllReduce, timeout_of
 from thinwire.exchange.arithmetic import Route
-from thinwire.exchange.exchange import drive
+from thinwire.exchange.exchange import CPU, drive
 from thinwire.exchange.lane import Lane, Rounds
 from thinwire.exchange.scatter import Part
 from thinwire.exchange.transport import Transport
@@ -113,27 +114,28 @@ class Hierarchical:
         return self.worker
 
     @property
-    def device(self) -> str:
+    def device(self) -> torch.device:
         return self._everyone.device
 
     @property
     def route(self) -> str:
         return f"{self._outer.route}, parts of {self.whole} for {self._local} inside by {self.inside.spec}"
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         if self.lane is not None:
             raise ValueError("this Hierarchical is in use by another attach(); make one for each")
         arithmetic.check_route(self._outer.route, scheme)
-        self._everyone.open(group, scheme)
+        self._everyone.open(group, scheme, device)
         try:
             self._check_grid()
         except ValueError:
             self._everyone.close()
             raise
         self._turns.clear()
-        self._there.join(self._given[0])
-        self._back.join(self._given[0])
-        self._outer.join(self._given[1])
+        inner, outer = self._given
+        self._there.join(inner, self.device)
+        self._back.join(inner, self.device)
+        self._outer.join(outer, self.device)
         self.lane = self._everyone.lane
         if self.lane is not None:
             self.lane.depth = DEPTH
@@ -141,7 +143,7 @@ class Hierarchical:
     def _check_grid(self) -> None:
         """Raise on every worker alike unless the groups of all make a grid: machines by places."""
         ranks = [dist.get_process_group_ranks(each) for each in self._given]
-        told = objects.all_gather_objects(ranks, self._everyone.group)
+        told = objects.all_gather_objects(ranks, self._everyone.group, self.device)
         inner, outer = ({tuple(each[level]) for each in told} for level in (0, 1))
         everyone = sorted(dist.get_process_group_ranks(self._everyone.group))
         grid = [[machine[place] for machine in inner] for place in range(min(map(len, inner)))]

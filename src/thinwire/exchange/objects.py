@@ -24,9 +24,12 @@ LIMIT_BYTES = 1 << 26  # of what one worker says: nobody allocates more because 
 CHUNK_BYTES = 1 << 26  # of a state on its way: so much room beside the states themselves
 
 
-def all_gather_objects(what: Any, group: dist.ProcessGroup) -> list[Any]:
-    """What everybody in the group says, in rank order: JSON, so tuples arrive as lists. Every worker calls it."""
-    device = device_of(group)
+def all_gather_objects(what: Any, group: dist.ProcessGroup, device: torch.device | None = None) -> list[Any]:
+    """What everybody in the group says, in rank order: JSON, so tuples arrive as lists. Every worker calls it.
+
+    device: this worker's, for a group that has none but CUDA's; unless given, the one that PyTorch calls current.
+    """
+    device = device_of(group, device)
     told = torch.frombuffer(bytearray(json.dumps(what).encode()), dtype=torch.uint8).to(device)
     sizes, saying_size = _gathered(torch.tensor([told.numel()], dtype=torch.int64, device=device), group)
     # All see the same sizes, so all raise alike.
@@ -40,13 +43,15 @@ def all_gather_objects(what: Any, group: dist.ProcessGroup) -> list[Any]:
     return [_read(row[:size], rank) for rank, (row, size) in enumerate(zip(rows, sizes.tolist(), strict=True))]
 
 
-def gather_states(state: Any, group: dist.ProcessGroup, *, to_all: bool) -> list[Any]:
+def gather_states(
+    state: Any, group: dist.ProcessGroup, *, to_all: bool, device: torch.device | None = None
+) -> list[Any]:
     """Everybody's state, of tensors and plain values, in rank order, on the CPU. Every worker calls it.
 
     to_all: for everybody; else for the first worker, and the others get a list of their own alone.
     """
-    device, own = device_of(group), snapshots.pack(state)
-    sizes = all_gather_objects(own.numel(), group)
+    device, own = device_of(group, device), snapshots.pack(state)
+    sizes = all_gather_objects(own.numel(), group, device)
     if not all(type(size) is int and size > 0 for size in sizes) or sum(sizes) > limits.memory_bytes():
         raise ValueError(f"states of {sizes} bytes are more than this machine has memory")
     receives = to_all or dist.get_rank(group) == 0
@@ -83,12 +88,12 @@ def _read(raw: torch.Tensor, rank: int) -> Any:
         raise ValueError(f"what rank {rank} says cannot be read: {error}") from error
 
 
-def agree(given: Mapping[str, str] | None, group: dist.ProcessGroup) -> None:
+def agree(given: Mapping[str, str] | None, group: dist.ProcessGroup, device: torch.device | None = None) -> None:
     """Compare what each rank was given, field by field; every rank raises ValueError alike if they differ.
 
     A rank that refused its arguments takes part with None, so that the others hear of it instead of waiting.
     """
-    compare(all_gather_objects(given, group))
+    compare(all_gather_objects(given, group, device))
 
 
 def compare(everyone: Sequence[Mapping[str, str] | None]) -> None:
@@ -111,9 +116,11 @@ def digest(what: Any) -> str:
     return f"digest {hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()}"
 
 
-def device_of(group: dist.ProcessGroup) -> str:
-    """Where the group's tensors are."""
-    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+def device_of(group: dist.ProcessGroup, device: torch.device | None = None) -> torch.device:
+    """Where small tensors of the group are: in CPU memory, where it takes such; else on this worker's device."""
+    if dist.get_backend(group) != "nccl":
+        return torch.device("cpu")
+    return device if device is not None and device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
 
 
 def _gathered(tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Started]:

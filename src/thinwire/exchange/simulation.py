@@ -106,7 +106,7 @@ class Simulation:
             if name not in self._exempted:
                 self._exempted[name] = exempted(self._exempt, self.scheme, name, tensor)
                 for memory in self.memories if not self._exempted[name] else ():
-                    memory.add(name, self.scheme.init(name, like(tensor, self.scheme), self.seed))
+                    memory.add(name, self.scheme.init(name, like(tensor, self.scheme, tensor.device), self.seed))
 
     def _converse(self, scheme: Scheme, buckets: list[Bucket], level: float) -> Tensor:
         conversations = [

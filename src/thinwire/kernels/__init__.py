@@ -3,10 +3,13 @@
 from thinwire.kernels.backends import native, reference
 from thinwire.kernels.blockstats import (
     all_finite,
+    at_hand,
     block_absmax,
     block_statistics,
+    doubt,
     keep_finite_,
     seen_nonfinite,
+    spoil_,
 )
 from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.draws import random_u32
@@ -28,11 +31,11 @@ from thinwire.kernels.rotated import padded_numel, rotate_quantize, rotate_round
 from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 
 __all__ = [
-    "Levels", "add_packed", "add_packed_saturating", "all_finite", "block_absmax", "block_statistics", "cast_add",
-    "decode_indices", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
-    "dequantize_uniform_sum", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_finite_", "narrow",
-    "native", "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_",
+    "Levels", "add_packed", "add_packed_saturating", "all_finite", "at_hand", "block_absmax", "block_statistics",
+    "cast_add", "decode_indices", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
+    "dequantize_uniform_sum", "doubt", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_finite_",
+    "narrow", "native", "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_",
     "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize", "rotate_round",
-    "scale_cast", "scatter_add", "seen_nonfinite", "take_", "times_columns", "times_rows", "top_k",
+    "scale_cast", "scatter_add", "seen_nonfinite", "spoil_", "take_", "times_columns", "times_rows", "top_k",
     "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip

@@ -14,10 +14,28 @@ def all_finite(x: Tensor) -> bool:
     return implementation(reference.all_finite, x.device, x.dtype)(x)
 
 
+def at_hand(x: Tensor) -> bool:
+    """Whether what x holds can be looked at here and now. A device would have to be waited for."""
+    return x.device.type == "cpu"
+
+
 def seen_nonfinite(x: Tensor) -> bool:
-    """Whether x is seen to hold an Inf or a NaN. Nobody waits for a device to say so: there it is never seen, and
-    what follows must bear it."""
-    return x.device.type == "cpu" and not all_finite(x)
+    """Whether x is seen to hold an Inf or a NaN. On a device that is never seen, and what follows must bear it."""
+    return at_hand(x) and not all_finite(x)
+
+
+def doubt(x: Tensor) -> Tensor:
+    """One number, where x is: 0 if all of x is finite, else NaN. Added to what follows from x, it spoils that."""
+    found = torch.full((1,), torch.nan, dtype=torch.float32, device=x.device)
+    keep_finite_(found, torch.zeros_like(found), x)
+    return found
+
+
+def spoil_(x: Tensor, judged: Tensor) -> Tensor:
+    """x, or NaN throughout if anything in `judged`, which may be x itself, is not finite. No device is waited for."""
+    if not at_hand(judged):
+        return x.add_(doubt(judged).to(x.dtype))
+    return x if all_finite(judged) else x.fill_(torch.nan)
 
 
 def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
@@ -30,7 +48,7 @@ def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
             f"kept and new must be alike, got {tuple(kept.shape)} and {tuple(new.shape)} on "
             f"{kept.device}, {new.device} and {judged.device}"
         )
-    if kept.device.type != "cpu":
+    if not at_hand(judged):
         implementation(reference.keep_finite_, kept.device, kept.dtype, new.dtype, judged.dtype)(kept, new, judged)
     elif all_finite(judged):
         kept.copy_(new)

@@ -87,21 +87,23 @@ class Message:
         return self.values.nbytes(kept_layout(layout, count), self.values.level)
 
 
-def moderate(values: Tensor, scale: float = 1.0) -> bool:
+def moderate(values: Tensor, scale: float | Tensor = 1.0) -> bool:
     """Whether no value over `scale` is a NaN, infinite, or so large that the mean of such could be."""
     if not values.numel():
         return True
+    if not kernels.at_hand(values):
+        return False  # nobody waits to know
     low, high = (float(end) for end in values.aminmax())
-    return max(-low, high) < scale * 2.0**126
+    return bool(max(-low, high) < scale * 2.0**126)
 
 
 def converse_about(
-    bucket: Bucket, places: Tensor, few: Layout, values: str, *, chunk: int = 1, scale: float = 1.0
+    bucket: Bucket, places: Tensor, few: Layout, values: str, *, chunk: int = 1, scale: float | Tensor = 1.0
 ) -> Conversation:
     """The mean of chunks that all workers chose alike, `few` entries, and 0 elsewhere. No place travels.
 
     What is not chosen is lost, and so is what the values' rounding takes away. Values travel multiplied by
-    `scale`, a power of two that all workers know.
+    `scale`, a power of two that all workers know; a tensor, where it is known on a device.
     """
     flat, lost, count = bucket.flat, bucket.lost, few.numel
     own = bucket.scratch.take("kept", count, flat.dtype, flat.device)
@@ -116,10 +118,18 @@ def converse_about(
     part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None, out=None)
     mean = yield from scheme.converse(part, Memory(), scheme.level)
     if lost is not None and rounding is not None:
-        kernels.scatter_add(rounding, places, 1.0 / scale, lost, chunk=chunk)
+        kernels.scatter_add(rounding, places, _unscale(rounding, scale), lost, chunk=chunk)
     bucket.verdict.finite = moderate(mean, scale)
-    kernels.scatter_add(mean, places, 1.0 / scale, bucket.target.zero_(), chunk=chunk)
+    kernels.scatter_add(mean, places, _unscale(mean, scale), bucket.target.zero_(), chunk=chunk)
     return bucket.target
+
+
+def _unscale(values: Tensor, scale: float | Tensor) -> float:
+    """What to multiply values by to be rid of the scale; one on a device is taken away here and now."""
+    if isinstance(scale, Tensor):
+        values.div_(scale)
+        return 1.0
+    return 1.0 / scale
 
 
 @cache

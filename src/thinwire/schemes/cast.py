@@ -68,11 +68,14 @@ class _Cast(Codec):
         later. Without memory it overflows, so that a GradScaler sees it.
         """
         torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
-        if not kernels.all_finite(lost):  # as `narrow` is not, then
-            most = (1 - 2.0**-8) * torch.finfo(self.dtype).max  # so that no rounding takes a sum of them beyond
-            ends = (flat / workers).clamp_(-most / workers, most / workers)
-            narrow.copy_(torch.where(flat.isfinite(), ends, flat))
-            torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
+        if kernels.at_hand(lost) and kernels.all_finite(lost):
+            return
+        most = (1 - 2.0**-8) * torch.finfo(self.dtype).max  # so that no rounding takes a sum of them beyond
+        ends = (flat / workers).clamp_(-most / workers, most / workers)
+        ends = torch.where(flat.isfinite(), ends, flat).to(narrow.dtype)
+        # `narrow` is not finite where `lost` is not; on a device that is known only there.
+        narrow.copy_(ends if kernels.at_hand(lost) else torch.where(kernels.doubt(lost) == 0, narrow, ends))
+        torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
 
     def lossless(self, dtype: torch.dtype) -> bool:
         return torch.promote_types(dtype, self.dtype) is self.dtype

@@ -57,10 +57,11 @@ class EDEN(Codec):
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         blocks = rotation(bucket.layout, self.rotate)
         key, scale, codes = self._fields(out, blocks)
-        key.fill_(randomness.key(bucket.seed, bucket.step, "eden", bucket.worker) >> 1)  # 63 bits: fits int64
+        number = randomness.key(bucket.seed, bucket.step, "eden", bucket.worker) >> 1  # 63 bits: fits int64
+        key.fill_(number)
         kernels.rotate_quantize(
-            bucket.flat, blocks.starts, blocks.block, _centroids(int(level)), signs=_signs(key, bucket.layout, blocks),
-            counters=blocks.counters, scale=scale, out=codes, lost=bucket.lost,
+            bucket.flat, blocks.starts, blocks.block, _centroids(int(level)), scale=scale, out=codes, lost=bucket.lost,
+            signs=_signs(number, bucket.layout, blocks), counters=blocks.counters,
         )  # fmt: skip
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
@@ -89,8 +90,10 @@ class EDEN(Codec):
         return data[:8].view(torch.int64), data[8:scales].view(torch.float32), data[scales:]
 
 
-def _signs(key: Tensor, layout: Layout, blocks: Rotation) -> Tensor:
-    """The rotation's key for every stretch, from the payload's key."""
+def _signs(key: int | Tensor, layout: Layout, blocks: Rotation) -> Tensor:
+    """The rotation's key for every stretch, from the payload's key; on the payload's device, where that is one."""
+    if isinstance(key, Tensor) and not kernels.at_hand(key):
+        return blocks.signs(randomness.keys_on_device(key, 0, layout.name_hashes, randomness.SHARED))
     keys = randomness.keys(int(key), 0, layout.name_hashes, randomness.SHARED)
     return blocks.signs(torch.from_numpy(keys))
 

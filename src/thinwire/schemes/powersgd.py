@@ -96,7 +96,7 @@ class PowerSGD(Scheme):
         for batch, p in plan.factors(message, "p"):
             _products.times_rows(batch.of(flat), batch.recall(memory, "q"), p)
         first = yield Sum(message)
-        if not kernels.all_finite(first):
+        if kernels.seen_nonfinite(first):
             return out.fill_(torch.nan)
         left = [orthonormal(p) for _, p in plan.factors(first, "p")]
 
@@ -104,13 +104,13 @@ class PowerSGD(Scheme):
         for p, (batch, q) in zip(left, plan.factors(message, "q"), strict=True):
             _products.times_columns(batch.of(flat), p, q)
         second = (yield Sum(message.mul_(1.0 / bucket.workers))) if plan.batches else message
-        if not kernels.all_finite(second):
+        if kernels.seen_nonfinite(second):
             return out.fill_(torch.nan)
         for p, (batch, q) in zip(left, plan.factors(second, "q"), strict=True):
             _products.outer(p, q, batch.of(out), batch.of(flat), None if lost is None else batch.of(lost))
-            batch.keep(memory, "q", q)
+            batch.keep(memory, "q", q, second)
         plan.put_rest(first, out, lost)
-        return out
+        return out if kernels.at_hand(first) else kernels.spoil_(kernels.spoil_(out, first), second)
 
     def _one_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
         flat, lost, out = bucket.flat, bucket.lost, bucket.target
@@ -126,14 +126,14 @@ class PowerSGD(Scheme):
                 _products.outer(p, q, batch.of(out), batch.of(flat), batch.of(lost))
             factor.mul_(1.0 / bucket.workers)
         mean = yield Sum(message)
-        if not kernels.all_finite(mean):
+        if kernels.seen_nonfinite(mean):
             return out.fill_(torch.nan)
         for basis, (batch, factor) in zip(bases, plan.factors(mean, new), strict=True):
             p, q = (factor, basis) if new == "p" else (basis, factor)
             _products.outer(p, q, batch.of(out))
-            batch.keep(memory, new, factor)
+            batch.keep(memory, new, factor, mean)
         plan.put_rest(mean, out, lost)
-        return out
+        return out if kernels.at_hand(mean) else kernels.spoil_(out, mean)
 
     def _pays(self, rows: int, cols: int, factor_rank: int) -> bool:
         """The authors' rule: whether the factors of a step are `min_gain` times smaller than the matrix."""
@@ -146,7 +146,35 @@ def orthonormal(wide: Tensor) -> Tensor:
 
     Equal input gives equal bits, so workers that hold the same sum hold the same basis.
     """
-    return torch.linalg.qr(wide.mT)[0].mT.contiguous()
+    return torch.linalg.qr(wide.mT)[0].mT.contiguous() if kernels.at_hand(wide) else gram_schmidt(wide)
+
+
+def gram_schmidt(wide: Tensor) -> Tensor:
+    """The same on a device: a QR decomposition may wait for one, and stop at a NaN.
+
+    Each row is freed of those before it, twice, which is as good as reflections. Where nothing of it is left, a row
+    drawn at random, which is never among the others, takes its place.
+    """
+    basis = torch.empty_like(wide)
+    for row in range(wide.shape[-2]):
+        before = basis[..., :row, :]
+        found = _free(_unit(wide[..., row, :]), before)
+        drawn = kernels.random_u32(row, torch.arange(wide.shape[-1], dtype=torch.int64, device=wide.device))
+        other = _free(_unit((drawn.double() / 2**32 - 0.5).to(wide.dtype)).expand_as(found), before)
+        gone = found.norm(dim=-1, keepdim=True) < 2.0**-10
+        basis[..., row, :] = _unit(_free(torch.where(gone, _unit(other), _unit(found)), before))
+    return basis
+
+
+def _free(vectors: Tensor, of: Tensor) -> Tensor:
+    """What is left of each vector without its part in the span of `of`."""
+    return vectors - (of.mT @ (of @ vectors.unsqueeze(-1))).squeeze(-1) if of.shape[-2] else vectors
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Of length 1; zero stays zero. Scaled first: tiny entries have no squares."""
+    vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
 
 
 class _Batch(NamedTuple):
@@ -172,9 +200,12 @@ class _Batch(NamedTuple):
         """(batch, rank, size): an orthonormal basis of the factors found last."""
         return orthonormal(torch.stack([memory[name, key][: self.factor_rank] for name in self.names]))
 
-    def keep(self, memory: Memory, key: str, factors: Tensor) -> None:
-        """Remember the factors; a direction that came out as zero leaves the old one."""
+    def keep(self, memory: Memory, key: str, factors: Tensor, message: Tensor) -> None:
+        """Remember the factors; a direction that came out as zero leaves the old one, and so do messages that are not
+        finite, where nobody looked at them before."""
         found = factors.abs().amax(2, keepdim=True) > 0
+        if not kernels.at_hand(message):
+            found &= kernels.doubt(message) == 0
         for name, factor, nonzero in zip(self.names, factors, found, strict=True):
             kept = memory[name, key][: self.factor_rank]
             kept.copy_(torch.where(nonzero, factor, kept))

@@ -50,8 +50,7 @@ class RandomK(Scheme):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat = bucket.flat
-        if not kernels.all_finite(flat):
-            flat.fill_(torch.nan)  # else an entry that is not drawn would hide it from the group
+        kernels.spoil_(flat, flat)  # else an entry that is not drawn would hide it from the group
         places, few = draw(bucket.layout, level, bucket.keys(shared=True))
         return (yield from converse_about(bucket, places.to(flat.device), few, self.values))
 

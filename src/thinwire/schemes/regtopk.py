@@ -10,7 +10,6 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
-from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean
 from thinwire.core.scheme import Conversation, Knob, Scheme
@@ -78,15 +77,16 @@ class RegTopK(Scheme):
         # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
         codec, say = TopK(self.density, self.values), self._message.encode
         mean = yield Mean(codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out), exact=True)
-        if bucket.verdict.finite or kernels.all_finite(mean):
+        if bucket.verdict.finite or not kernels.seen_nonfinite(mean):
             total = kernels.gather(mean, places).mul_(workers)
-            self._remember(memory, layout, places, had, total)
+            self._remember(bucket, memory, places, had, total)
         return mean
 
     def rescale(self, memory: Memory, factor: float) -> None:
         for (_, key), others in memory.items():
             if key == "others":  # the other form keeps ratios
-                others[others != torch.finfo(others.dtype).max] *= factor
+                huge = torch.finfo(others.dtype).max
+                others.copy_(torch.where(others == huge, others, others * factor))
 
     def _factor(self, bucket: Bucket, memory: Memory) -> Tensor:
         """tanh(|1 + D| / mu) for every entry."""
@@ -96,12 +96,18 @@ class RegTopK(Scheme):
         factor = bucket.scratch.take("factor", others.numel(), others.dtype, others.device)
         return self._squash(torch.div(others, bucket.flat, out=factor).add_(1))
 
-    def _remember(self, memory: Memory, layout: Layout, places: Tensor, had: Tensor, total: Tensor) -> None:
+    def _remember(self, bucket: Bucket, memory: Memory, places: Tensor, had: Tensor, total: Tensor) -> None:
         if self.denominator == "previous":
             key, rest, news = "factor", 1.0, self._squash(total.div_(had))
         else:
             key, rest, news = "others", torch.finfo(total.dtype).max, total.sub_(had)
-        kernels.put_(memory.flat(key, layout).fill_(rest), places, news)
+        kept = memory.flat(key, bucket.layout)
+        if kernels.at_hand(kept):
+            kernels.put_(kept.fill_(rest), places, news)
+        else:
+            new = bucket.scratch.take("regtopk-new", kept.numel(), kept.dtype, kept.device).fill_(rest)
+            kernels.put_(new, places, news)
+            kernels.keep_finite_(kept, new, bucket.target)
 
     def _squash(self, ratio: Tensor) -> Tensor:
         """tanh(|ratio| / mu), and 1 where the ratio is 0/0: nothing was sent, so nothing was cancelled."""

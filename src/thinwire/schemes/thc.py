@@ -155,9 +155,13 @@ class THC(Scheme):
         kernels.block_statistics(mean, bucket.layout.starts, 0, square=square)
         total = torch.zeros_like(square).index_add_(0, blocks.block_owners.to(mean.device), energy)
         agreement = _dots_(bucket, mean) / (square.double() * total.double()).sqrt()
-        for name, value in zip(bucket.layout.names, agreement.tolist(), strict=True):
-            if math.isfinite(value):
-                memory[name, "agreement"].fill_(value)
+        values = agreement.tolist() if kernels.at_hand(agreement) else agreement.float().unbind()
+        for name, value in zip(bucket.layout.names, values, strict=True):
+            kept = memory[name, "agreement"]
+            if isinstance(value, Tensor):
+                kept.copy_(torch.where(value.isfinite(), value, kept))
+            elif math.isfinite(value):
+                kept.fill_(value)
 
 
 def _dots_(bucket: Bucket, mean: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
@@ -65,10 +66,19 @@ class TopKC(Scheme):
             bucket = replace(bucket, flat=bucket.lost, owed=None)
         norms = yield Sum(own.to(torch.bfloat16) if holds_sum(torch.bfloat16, bucket.workers) else own)
         norms = norms.to(torch.float32)
-        if not kernels.all_finite(norms):
+        if kernels.seen_nonfinite(norms):
             # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
             return bucket.target.fill_(torch.nan)
         places = kernels.top_k(norms, kept(level, chunks))
-        scale = 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
+        scale = _scale(norms)
         few = kept_layout(bucket.layout, places.numel() * self.chunk)
-        return (yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale))
+        mean = yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale)
+        return mean if kernels.at_hand(norms) else kernels.spoil_(mean, norms)
+
+
+def _scale(norms: Tensor) -> float | Tensor:
+    """A power of two that takes the largest chunk's norm to about 2^14."""
+    if kernels.at_hand(norms):
+        return 2.0 ** (14 - math.frexp(norms.max().item())[1] // 2)
+    _, exponent = torch.frexp(norms.max())
+    return torch.ldexp(torch.ones_like(norms[:1]), 14 - exponent.div(2, rounding_mode="floor"))

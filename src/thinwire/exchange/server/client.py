@@ -32,7 +32,7 @@ from thinwire.core.request import Max, Mean, Sum
 from thinwire.core.scheme import Codec, Conversation, Scheme, innermost
 from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.collectives import Collective, Started
-from thinwire.exchange.exchange import drive
+from thinwire.exchange.exchange import CPU, drive
 from thinwire.exchange.lane import Lane, Rounds, Threaded
 from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
 from thinwire.exchange.server.channel import Channel, Received, Sent
@@ -75,7 +75,7 @@ class ParameterServer:
     def route(self) -> str:
         return f"{len(self._channels)} servers, down {self.down}"
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         if self.lane is not None or self._left:
             raise ValueError("this ParameterServer has been used by another attach(); join() gives a new one")
         assert group is not None
@@ -95,8 +95,8 @@ class ParameterServer:
         """Plain sums go to the servers like all else."""
 
     @property
-    def device(self) -> str:
-        return "cpu"
+    def device(self) -> torch.device:
+        return CPU
 
     def agree(self, given: Mapping[str, str] | None) -> None:
         objects.agree(given, self._group)

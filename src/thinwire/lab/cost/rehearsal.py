@@ -25,7 +25,7 @@ from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
-from thinwire.exchange.exchange import Exchange
+from thinwire.exchange.exchange import CPU, Exchange
 from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
 from thinwire.exchange.transport import Transport
@@ -119,14 +119,10 @@ class Rehearsal(AllReduce):
         self._meet = meet
         self.worker = 0  # some schemes treat even and odd workers differently: THC's sums have room for n even ones
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         arithmetic.check_route(self.route, scheme)
         self.group: dist.ProcessGroup = _PretendedGroup(self.workers)  # type: ignore[assignment]
         self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
-
-    @property
-    def device(self) -> str:
-        return "cpu"
 
     def direct(self, scheme: Scheme) -> None:
         """All conversations go over the lane, the shortest too."""
@@ -146,14 +142,10 @@ class RehearsalOfLevels(Hierarchical):
         super().__init__(inner=inner, outer=outer, transport=Rehearsed())  # type: ignore[arg-type]
         self._meet = meet
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         self._there.group, self._back.group, self._outer.group = *[self._given[0]] * 2, self._given[1]
         self._outer.workers, self._outer.worker = self._given[1].size(), 0
         self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
-
-    @property
-    def device(self) -> str:
-        return "cpu"
 
     def agree(self, given: Mapping[str, str] | None) -> None:
         """Copies agree."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinwire.core.scheme import Codec, Scheme, innermost
 from thinwire.exchange import lane, objects
+from thinwire.exchange.exchange import CPU
 from thinwire.exchange.lane import Rounds, Threaded
 from thinwire.exchange.server import frames, limits, operations, sharding, snapshots
 from thinwire.exchange.server.channel import Channel
@@ -46,7 +47,7 @@ class OpenParameterServer(ParameterServer):
     def route(self) -> str:
         return f"{self._job.servers} servers, down {self.down}"
 
-    def open(self, group: dist.ProcessGroup | None, scheme: Scheme) -> None:
+    def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         if group is not None:
             raise ValueError("workers that may come late have no process group: join(late=True) is for LocalSteps")
         if self.lane is not None or self._left:
