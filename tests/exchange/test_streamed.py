@@ -5,16 +5,19 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from helpers.gradients import gradient
 from helpers.played import SIDE, TRAINING, NoDevice, Played, TooEarly, _PlayedWork, on_a_device
 from helpers.specs import every_spec
 from thinwire.core.layout import Layout
-from thinwire.exchange.lane import Streamed
+from thinwire.exchange import allreduce
+from thinwire.exchange.lane import Streamed, Threaded
 from thinwire.exchange.transport import Transport
 from thinwire.kernels import backends
 from thinwire.lab.cost.rehearsal import Rehearsal
-from thinwire.reducer import Reducer
+from thinwire.reducer import Reducer, device_of
+from thinwire.schemes import parse
 
 SHAPES = [("w", (37, 29)), ("v", (32, 40)), ("b", (11,)), ("u", (65, 17))]
 BUCKETS = [SHAPES[:1], SHAPES[1:3], SHAPES[3:]]
@@ -230,3 +233,62 @@ def test_buckets_of_a_device_that_are_exchanged_on_the_cpu(spec):
     reducer._stage = stage = HostStage()
     same(train(reducer, 2), wanted, spec)
     assert stage.marks == stage.fetched == stage.delivered == 2 * len(BUCKETS)
+
+
+class FakeNCCL:
+    """A backend for tensors of a GPU."""
+
+
+class FakeGroup:
+    """A process group with a backend for each type of device."""
+
+    def __init__(self, **backends):
+        self._backends = backends
+
+    def _get_backend(self, device):
+        return self._backends[device.type]
+
+    def size(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "streams"),
+    [
+        ({"cpu": object(), "cuda": FakeNCCL()}, "cuda:1", True),  # init_process_group("cpu:gloo,cuda:nccl")
+        ({"cuda": FakeNCCL()}, "cuda:1", True),
+        ({"cpu": object(), "cuda": object()}, "cuda:1", False),  # gloo, which has CPU memory
+        ({"cpu": object(), "cuda": FakeNCCL()}, "cpu", False),
+    ],
+)
+def test_who_works_on_which_device(backends, device, streams, monkeypatch):
+    """NCCL's collectives run on the model's own device and group; for gloo, buckets come to the CPU."""
+    group, device = FakeGroup(**backends), torch.device(device)
+    made = []
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    monkeypatch.setattr(dist, "new_group", lambda *args, **kwargs: made.append(args) or object.__new__(Own))
+    monkeypatch.setattr(dist, "ProcessGroup", Own)
+    known = {"get_world_size": 2, "get_rank": 1, "get_process_group_ranks": [0, 1], "get_backend": "gloo"}
+    for name, answer in known.items():
+        monkeypatch.setattr(dist, name, lambda *args, answer=answer: answer)
+    monkeypatch.setattr(allreduce, "timeout_of", lambda group: None)
+    monkeypatch.setattr(allreduce, "CudaSide", lambda where: NoDevice())
+    exchange = allreduce.AllReduce()
+    exchange.open(group, parse("qsgd(bits=4)"), device)
+    try:
+        assert exchange.device == (device if streams else torch.device("cpu"))
+        assert isinstance(exchange.lane, Streamed if streams else Threaded)
+        assert (exchange.group is group) == streams and bool(made) == (not streams)
+        assert (exchange.direct(parse("fp16")) is None) == (device.type == "cuda")
+    finally:
+        exchange._let_go = None
+        exchange.close()
+
+
+class Own(FakeGroup):
+    """A group of our own."""
+
+
+def test_tensors_of_two_devices_are_refused():
+    with pytest.raises(ValueError, match="one device, these are on cpu, meta"):
+        device_of({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")})

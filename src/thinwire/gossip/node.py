@@ -28,7 +28,9 @@ class Node:
         dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
         self.mixer, self.number, self.seed = mixer, number, seed
         self.layout = Layout.of([(name, tuple(p.shape)) for name, p in parameters.items()])
-        self.flat = torch.zeros(self.layout.numel, dtype=dtype, device="cpu")
+        self._devices = {p.device for p in parameters.values() if p.is_cuda}
+        # Pinned, so that a GPU copies from and to it by itself.
+        self.flat = torch.zeros(self.layout.numel, dtype=dtype, device="cpu", pin_memory=bool(self._devices))
         self.views = {s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.layout.segments}
         self.step = 0
         self.equal = False  # all replicas are known to be equal, so that the next step has nothing to do
@@ -47,13 +49,15 @@ class Node:
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy the weights into `flat`."""
         for name, view in self.views.items():
-            view.copy_(parameters[name].detach())
+            view.copy_(parameters[name].detach(), non_blocking=True)
+        for device in self._devices:
+            torch.cuda.current_stream(device).synchronize()
 
     @torch.no_grad()
     def store(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy `flat` back into the weights."""
+        """Copy `flat` back into the weights. Whoever writes to it next loads them first, and so waits for this."""
         for name, view in self.views.items():
-            parameters[name].copy_(view)
+            parameters[name].copy_(view, non_blocking=True)
 
     def start_equal(self, parameters: Mapping[str, Tensor]) -> None:
         """Hear that every replica has these weights now."""

@@ -96,6 +96,7 @@ class ParameterServer:
 
     @property
     def device(self) -> torch.device:
+        """Sockets have CPU memory, so gradients of a GPU are brought there, and compressed there."""
         return CPU
 
     def agree(self, given: Mapping[str, str] | None) -> None:
@@ -137,16 +138,13 @@ class ParameterServer:
         No answer can come before the whole segment has left, so the two never meet.
         """
         flat = tensor.view(-1)
-        staged = flat.cpu()  # the same memory, unless it lives on a GPU
         self._turn += 1
         asks = []
         for server, start, stop in sharding.ranges(flat.numel(), flat.element_size(), len(self._channels), self._turn):
             operation = operations.PlainSum(reduction, operations.dtype_name(flat), stop - start)
-            data = frames.as_bytes(staged[start:stop])
+            data = frames.as_bytes(flat[start:stop])
             asks.append(_Ask(server, operation, data, data))
         yield from self._ask(asks, expected)
-        if staged.data_ptr() != flat.data_ptr():
-            flat.copy_(staged)
         return tensor
 
     def _integers(self, request: Sum, expected: int, scratch: Scratch) -> Rounds:
@@ -174,14 +172,14 @@ class ParameterServer:
             name, server = f"server-{piece.shard.server}", piece.shard.server
             data = bucket.scratch.take(f"{name}-up", operation.up_bytes(level), torch.uint8)
             answer = bucket.scratch.take(f"{name}-down", operation.down_bytes(level), torch.uint8)
-            _encode(mean, piece.bucket, data)
+            codec.encode_padded(piece.bucket, level, data, mean.encode)
             asks.append(_Ask(server, operation, data, answer))
         yield from self._ask(asks, expected, bucket.step, level)
         for piece, ask in zip(pieces, asks, strict=True):
             assert isinstance(ask.operation, operations.DecodedMean)
             arithmetic.add_payloads(
                 ask.operation.down, piece.bucket.layout, ask.operation.level_down(level),
-                [ask.answer.to(bucket.flat.device)], 1.0, piece.bucket.target,
+                [ask.answer], 1.0, piece.bucket.target,
             )  # fmt: skip
             piece.put_back(bucket)
         return bucket.target
@@ -387,12 +385,3 @@ def _end(reference: weakref.ref[ParameterServer]) -> None:
     exchange = reference()
     if exchange is not None:
         exchange._close(finished=not _fails(sys.exc_info()[1] or getattr(sys, "last_value", None)))
-
-
-def _encode(mean: Mean, bucket: Bucket, out: Tensor) -> None:
-    there = out
-    if bucket.flat.is_cuda:
-        there = bucket.scratch.take("encoded", out.numel(), torch.uint8, bucket.flat.device)
-    mean.codec.encode_padded(bucket, mean.level, there, mean.encode)
-    if there is not out:
-        out.copy_(there)

@@ -67,8 +67,10 @@ class PushPull:
         remembers = codec.wants_memory(torch.float32)
         if remembers:
             for name in names:
-                self.memory.add(name, {"residual": torch.zeros(self._by_name[name].shape)})
-        return _Section(codec, tuple(names), layout, torch.zeros(layout.numel), remembers)
+                self.memory.add(name, {"residual": torch.zeros(self._by_name[name].shape, device="cpu")})
+        pinned = any(self._by_name[name].is_cuda for name in names)  # so that a GPU copies to it by itself
+        flat = torch.zeros(layout.numel, device="cpu", pin_memory=pinned)
+        return _Section(codec, tuple(names), layout, flat, remembers)
 
     def pull(self, *, first: bool = False) -> None:
         """Take the servers' weights; with `first`, the first worker offers its own as the ones to begin with."""
@@ -77,7 +79,7 @@ class PushPull:
             offered = torch.empty(0, dtype=torch.uint8)
             if first and self._exchange.worker == 0:
                 weights = [self._by_name[name].detach().reshape(-1) for section in sections for name in section.names]
-                offered = frames.as_bytes(torch.cat(weights).float())
+                offered = frames.as_bytes(torch.cat(weights).float().cpu())
             messages.append((operation, offered))
         self._exchange_weights(Kind.WEIGHTS, messages)
 
