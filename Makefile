@@ -36,10 +36,10 @@ picture: $(VENV)/installed
 		--window-size=1240,3000 --screenshot=docs/guide/report.png build/report.html 2>/dev/null
 
 test: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest -m "not full"
+	@$(BIN)/python -m pytest -m "not full and not gpu"
 
 test-full: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest -m "full or not full"
+	@$(BIN)/python -m pytest -m "not gpu"
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .

@@ -1,0 +1,58 @@
+"""On real cards: NCCL, streams, and a host that never waits. Not run without cards: `pytest -m gpu`."""
+
+import json
+
+import pytest
+import torch
+from helpers.ranks import launch, outcome
+
+pytestmark = pytest.mark.gpu
+
+SCRIPT = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import thinwire as tw
+
+spec, backend, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
+device = torch.device("cuda", rank)
+dist.init_process_group(backend)
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).to(device)
+model = DDP(net, device_ids=[rank], bucket_cap_mb=0.3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+generator = torch.Generator("cpu").manual_seed(rank)
+x = torch.randn(64, 256, generator=generator).to(device)
+y = torch.randint(10, (64,), generator=generator).to(device)
+losses = []
+with tw.attach(model, spec) as wire:
+    for step in range(12):
+        # The first steps make buckets, memory and kernels; after them nothing may make the host wait.
+        torch.cuda.set_sync_debug_mode("error" if 3 <= step < 11 and backend != "gloo" else "default")
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    torch.cuda.set_sync_debug_mode("default")
+    state = wire.state_dict()
+found = torch.cat([p.detach().reshape(-1) for p in net.parameters()]).cpu()
+print(json.dumps({"weights": found.double().sum().item(), "bits": hash(found.numpy().tobytes()),
+                  "first": losses[0].item(), "last": losses[-1].item(), "bytes": wire.stats()["bytes_sent"]}))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", "gloo"])
+@pytest.mark.parametrize("spec", ["fp16", "qsgd(bits=4)", "tnq(bits=4)", "topk(density=0.05)", "powersgd(factor_rank=2)",
+                                  "thc(bits=4)", "eden(bits=2)", "topkc(density=0.2, chunk=8)"])  # fmt: skip
+def test_two_cards_train_alike_and_nobody_waits(spec, backend, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    told = []
+    for process in launch(SCRIPT, 2, spec, backend):
+        code, out, err = outcome(process, 300)
+        assert code == 0, err
+        told.append(json.loads(out.splitlines()[-1]))
+    assert told[0]["bits"] == told[1]["bits"], "replicas must be the same to the bit"
+    assert all(rank["last"] < rank["first"] and rank["bytes"] > 0 for rank in told)
