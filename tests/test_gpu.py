@@ -4,10 +4,15 @@ import json
 
 import pytest
 import torch
+
 from helpers.ranks import launch, outcome
 
 pytestmark = pytest.mark.gpu
 
+SPECS = [
+    "fp16", "qsgd(bits=4)", "tnq(bits=4)", "topk(density=0.05)", "powersgd(factor_rank=2)", "thc(bits=4)",
+    "eden(bits=2)", "topkc(density=0.2, chunk=8)",
+]  # fmt: skip
 SCRIPT = """
 import json, os, sys
 import torch, torch.distributed as dist
@@ -45,8 +50,7 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
 @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", "gloo"])
-@pytest.mark.parametrize("spec", ["fp16", "qsgd(bits=4)", "tnq(bits=4)", "topk(density=0.05)", "powersgd(factor_rank=2)",
-                                  "thc(bits=4)", "eden(bits=2)", "topkc(density=0.2, chunk=8)"])  # fmt: skip
+@pytest.mark.parametrize("spec", SPECS)
 def test_two_cards_train_alike_and_nobody_waits(spec, backend, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     told = []
