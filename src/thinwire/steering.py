@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -25,11 +26,14 @@ from thinwire.control.controller import WINDOW
 from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
 from thinwire.core.request import Max, Sum
-from thinwire.core.scheme import Conversation, Knob, Wrapper
+from thinwire.core.scheme import Codec, Conversation, Knob, Wrapper, innermost
 from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Job
 
 FORMAT = 2  # 1: only rank 0, or the first server, knew what the controller had learnt
+# Squares of norms: in the last step before a decision; in all steps since the last one; of a message that is not sent.
+_SQUARES = ("mean", "given", "lost", "all given", "all means", "wondered")
+_UNSAID = 1 << 20  # scratch of its own, beside that of a request's parts
 
 
 class Turned(Protocol):
@@ -54,10 +58,12 @@ class Steering:
         self.controller.start(menu)
         self.level = self.controller.first(turned.level, menu)
         self.due = False  # the step under way is the last before a decision: measure it
-        self.squares: dict[str, float | Tensor] = {"mean": 0.0, "given": 0.0, "lost": 0.0}  # of norms in that step
+        self.wonders: float | None = None  # a level whose error to measure in it, too
+        self.squares = _nothing()
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
         self._began = time.perf_counter()
+        self._taken: list[float] = []  # seconds of the interval's steps
         self._bytes = 0.0
         self._job: Job | None = None
         self.scale = 1.0  # gradients are so many times too large
@@ -74,6 +80,9 @@ class Steering:
         silent: this worker had no data of its own, so it may have seen no loss.
         """
         self._steps += 1
+        now = time.perf_counter()
+        self._taken.append(now - self._began)
+        self._began = now
         if self.controller.needs_loss and not self._told and not silent and self._steps > 1:
             raise ValueError(f"{self.controller.name} decides by the loss: call wire.observe(loss) after every step")
         if self._job is not None and self._job.ended:
@@ -83,23 +92,29 @@ class Steering:
         if step % self.controller.interval == 0:
             self._begin_decision(step, exchange)
         self.due = (step + 1) % self.controller.interval == 0
+        if self.due:
+            self.wonders = self.controller.wonders(self.level)
 
     def _begin_decision(self, step: int, exchange: Exchange) -> None:
         observed, self._observed = self._observed, []
-        now, interval = time.perf_counter(), self.controller.interval
-        seconds, self._began = (now - self._began) / interval, now
+        interval = self.controller.interval
+        seconds, self._taken = median(self._taken), []
         sent = exchange.transport.ledger.totals().get("bytes_sent", 0.0)
         nbytes, self._bytes = (sent - self._bytes) / interval, sent
-        taken = self.squares
-        self.squares = {"mean": 0.0, "given": 0.0, "lost": 0.0}
+        taken, wondered = self.squares, self.wonders
+        self.squares = _nothing()
 
         def see() -> Observation:
             squares = {key: float(square) for key, square in taken.items()}
             losses = [float(loss) for loss in observed]
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
+            steps = interval if self.controller.needs_noise else 1
             return Observation(
                 step, self.level, seconds, nbytes, math.sqrt(squares["mean"]) / self.scale,
-                squares["lost"] / squares["given"] if squares["given"] else math.nan, tuple(self._history),
+                _ratio(squares["lost"], squares["given"]), tuple(self._history),
+                squares["all given"] / steps / self.scale**2, squares["all means"] / steps / self.scale**2,
+                math.nan if wondered is None else wondered, _ratio(squares["wondered"], squares["given"]),
+                exchange.workers,
             )  # fmt: skip
 
         lane = exchange.lane
@@ -168,14 +183,22 @@ class Steering:
 
 @dataclass(frozen=True)
 class Measured(Wrapper):
-    """A scheme whose norms are taken, for the controller, in the last step before a decision."""
+    """A scheme whose norms are taken, for the controller: in the last step before a decision, or in all."""
 
     steering: Steering
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        if not self.steering.due:
-            return self.scheme.converse(bucket, memory, level)
-        return self._measure(bucket, memory, level)
+        if self.steering.due:
+            return self._measure(bucket, memory, level)
+        if self.steering.controller.needs_noise:
+            return self._listen(bucket, memory, level)
+        return self.scheme.converse(bucket, memory, level)
+
+    def _listen(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        given = _square(bucket.flat)
+        mean = yield from self.scheme.converse(bucket, memory, level)
+        self._add(("all given", given), ("all means", _square(mean)))
+        return mean
 
     def _measure(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat = bucket.flat
@@ -183,10 +206,35 @@ class Measured(Wrapper):
         if lost is None:
             lost = bucket.scratch.take("measured-lost", flat.numel(), flat.dtype, flat.device)
         given = _square(flat)
+        inner = innermost(self.scheme)
+        if self.steering.wonders is not None and isinstance(inner, Codec):
+            self._add(("wondered", _square(_unsaid(inner, bucket, self.steering.wonders))))
         mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
-        for key, square in (("given", given), ("mean", _square(mean)), ("lost", _square(lost))):
-            self.steering.squares[key] += square
+        found = _square(mean)
+        self._add(("given", given), ("mean", found), ("lost", _square(lost)))
+        self._add(("all given", given), ("all means", found))
         return mean
+
+    def _add(self, *squares: tuple[str, Tensor]) -> None:
+        for key, square in squares:
+            self.steering.squares[key] += square
+
+
+def _unsaid(codec: Codec, bucket: Bucket, level: float) -> Tensor:
+    """What a message about the bucket would lose at a level; it is not sent."""
+    scratch, flat = bucket.scratch.part(_UNSAID), bucket.flat
+    copy, lost = (scratch.take(name, flat.numel(), flat.dtype, flat.device) for name in ("copy", "lost"))
+    part = replace(bucket, flat=copy.copy_(flat), lost=lost, scratch=scratch, spare=None, out=None, owed=None)
+    codec.encode(part, level, scratch.take("said", codec.nbytes(bucket.layout, level), torch.uint8, flat.device))
+    return lost
+
+
+def _nothing() -> dict[str, float | Tensor]:
+    return dict.fromkeys(_SQUARES, 0.0)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole and part else math.nan
 
 
 def _square(tensor: Tensor) -> Tensor:

@@ -19,23 +19,32 @@ class Observation:
 
     step: int
     level: float  # in use since the last decision
-    seconds_per_step: float
+    seconds_per_step: float  # in the middle of the interval's steps: an evaluation between two is not a step
     bytes_per_step: float  # that left a worker
     gradient_norm: float  # of the group's mean, in the last step
     # |what a worker's message lost|^2 / |what it was to hold|^2 in the last step; NaN: unknown
     compression_error: float
     losses: tuple[float, ...]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
+    # For controllers that need the noise: |a worker's gradient|^2 and |the group's mean|^2, mean over the interval's
+    # steps; and what another level's message would have lost.
+    given_square: float = math.nan
+    mean_square: float = math.nan
+    wondered_level: float = math.nan
+    wondered_error: float = math.nan
+    workers: int = 1
 
     def numbers(self) -> list[float]:
         return [
             float(self.step), self.level, self.seconds_per_step, self.bytes_per_step, self.gradient_norm,
-            self.compression_error, *self.losses,
+            self.compression_error, self.given_square, self.mean_square, self.wondered_level, self.wondered_error,
+            float(self.workers), *self.losses,
         ]  # fmt: skip
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Observation:
-        step, *five, losses = *numbers[:6], tuple(numbers[6:])
-        return cls(round(step), *five, losses)  # type: ignore[call-arg]
+        step, *five = numbers[:6]
+        *noise, workers = numbers[6:11]
+        return cls(round(step), *five, tuple(numbers[11:]), *noise, round(workers))  # type: ignore[call-arg]
 
     @property
     def loss(self) -> float:
@@ -51,6 +60,7 @@ class Controller(Specced, ABC):
 
     interval: int
     needs_loss: ClassVar[bool] = False
+    needs_noise: ClassVar[bool] = False  # norms of every step, not only of the last before a decision
     summary: ClassVar[str]
 
     def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
@@ -64,6 +74,10 @@ class Controller(Specced, ABC):
     def start(self, menu: Sequence[float]) -> None:
         """Begin, where the decisions are made, with the levels to choose from."""
         self.levels = tuple(menu)
+
+    def wonders(self, level: float) -> float | None:
+        """Another level, while `level` is in use, whose error to measure before the next decision; None: none."""
+        return None
 
     @abstractmethod
     def decide(self, seen: Observation) -> float:

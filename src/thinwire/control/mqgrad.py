@@ -10,52 +10,58 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from thinwire.control.controller import Controller, Observation, check_interval, chosen
 from thinwire.core import randomness
 
 MOVES = (-1, 0, 1)  # one level fewer, the same, one more
-FEATURES = 4
+KAPPA, TEMPERATURE = 0.15, 0.05  # to begin with; by trial, on one task
+DROWNED = 10.0  # a level whose noise is so many times the signal is not for training
+RISES = 3  # intervals in which the loss rises, one after the other: one level more
 
 
 @dataclass
 class MQGrad(Controller):
     """Decide every `interval` steps, and learn from every decision while training goes on.
 
-    1. State x: 1; the slope of the last losses (drop of log(loss) per interval, squashed); how far the loss has come,
-       log(first loss / loss); the decades of the compression error, log10(|lost|^2 / |gradient|^2), within -4..1.
-    2. Action: one level fewer, the same, or one more, drawn from the softmax policy pi = softmax(W x). Linear, because
-       a run has few decisions; single moves from the cheapest level on, because a try of a dear level costs seconds.
-    3. Reward: r = d - a log(T / (T - s)), d the drop of log(loss) over the interval, s its seconds and T those of the
+    1. State, of all n workers' gradients g_i, smoothed: S = (n |mean|^2 - avg |g_i|^2) / (n - 1), the signal;
+       v = avg |g_i|^2 - S, the gradient's own noise; for every level its error e, so |lost|^2 / |g|^2 of a message, and
+       its seconds per step.
+    2. A step under a level has noise N = v/n + e avg |g|^2 / n, so that about 1 + kappa N/S times as many steps are
+       needed: cost = seconds (1 + kappa N/S).
+    3. Action: one level fewer, the same, or one more, drawn from softmax(-log cost / temperature). Single moves from
+       the cheapest level on, because a try of a dear level costs seconds. Never to a level with e avg |g|^2 / n > 10 S;
+       and one level more whenever the loss has risen for three intervals.
+    4. Reward: r = d - a log(T / (T - s)), d the drop of log(loss) over the interval, s its seconds and T those of the
        run so far. Losses fall about as a power of time, T^-a, with a from the run so far: that much was due anyway.
        In units of its running spread, at most 2 either way, r is the advantage A.
-    4. Policy gradient with a trace, since a level's effect on the loss outlasts the interval it was chosen for:
-       z = fade z + grad log pi(action | x);  W += rate * (A z + entropy * grad H(pi(x))).
+    5. Policy gradient, with a trace since a level's effect on the loss outlasts its interval: for each of log kappa and
+       log temperature, z = fade z + d log pi(action) / d parameter;  parameter += rate * A z.
 
-    It starts from a policy that mostly stays: up when the loss has come far and hardly falls while messages lose much,
-    down when they lose next to nothing. Draws depend on `seed` and the number of the decision only, so a resumed run
-    decides alike.
+    What a level's messages lose is measured at the level in use, and at one of the others in turn by a message that is
+    not sent; where a scheme has none to spare, it follows from the levels that were measured, by a factor of 4 per bit
+    (for other knobs: as 1/level). A level that was never in use is taken to need as many seconds as the first, so
+    that it is tried once, or what the line through two others says. Draws depend on `seed` and the number of the
+    decision only, so a resumed run decides alike.
     """
 
     levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu
     interval: int = 10  # lower => quicker decisions, from noisier rewards
-    rate: float = 0.03  # higher => learns sooner, from less evidence
-    entropy: float = 0.01  # higher => keeps trying for longer
+    rate: float = 0.03  # higher => learns sooner, from less evidence; 0: the rule as it starts
     policy: str | None = None  # a file that wire.save_controller() wrote, on every worker: start from what it learnt
     seed: int = 0
 
     needs_loss: ClassVar[bool] = True
-    summary: ClassVar[str] = "a policy-gradient learner: the loss's drop for its seconds moves the level"
+    needs_noise: ClassVar[bool] = True
+    summary: ClassVar[str] = "a policy-gradient learner: noise against signal, and seconds, move the level"
 
     def __post_init__(self) -> None:
         check_interval(self.interval, "mqgrad")
-        if not self.rate >= 0 or not self.entropy >= 0:
-            raise ValueError(f"mqgrad: rate and entropy must not be negative, got {self.rate!r}, {self.entropy!r}")
+        if not self.rate >= 0:
+            raise ValueError(f"mqgrad: rate must not be negative, got {self.rate!r}")
 
     def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
         return chosen(self.levels_from, menu, "mqgrad")
@@ -65,18 +71,19 @@ class MQGrad(Controller):
 
     def start(self, menu: Sequence[float]) -> None:
         super().start(menu)
-        self._weights = _PRIOR.clone()
+        self._learnt = [math.log(KAPPA), math.log(TEMPERATURE)]
+        self._trace = [0.0, 0.0]
         self._decisions = 0
-        self._first_loss = math.nan
-        self._last: tuple[list[float], int, float] | None = None  # state, action, loss of the last decision
-        self._trace = torch.zeros_like(self._weights)
-        self._first_seconds = self._seconds = 0.0  # of the first interval, of the run so far
-        self._fallen = 0.0  # log(loss), since the first decision
-        self._spread = 0.0
+        self._signal = self._square = math.nan  # S and avg |g|^2, smoothed
+        self._errors: dict[float, float] = {}  # by level, as last measured
+        self._seconds: dict[float, float] = {}  # a step, by level, smoothed
+        self._last: tuple[list[float], float] | None = None  # of the last decision: d log pi / d parameters, the loss
+        self._spent = [0.0, 0.0, 0.0, 0.0]  # seconds of the first interval, of the run; log(loss) fallen; spread of r
+        self._rising = 0
         if self.policy is not None:
-            self._weights = self._learnt(self.policy)
+            self._learnt = self._carried(self.policy)
 
-    def _learnt(self, policy: str) -> Tensor:
+    def _carried(self, policy: str) -> list[float]:
         """Of the run that wrote this file; every worker reads its own."""
         try:
             state = torch.load(policy, weights_only=True)
@@ -87,87 +94,164 @@ class MQGrad(Controller):
         if not isinstance(state, dict) or state.get("levels") != list(self.levels):
             found = state.get("levels") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"mqgrad: the policy {policy!r} is for {found}, not {list(self.levels)}")
-        weights = state.get("weights")
-        if not isinstance(weights, Tensor) or weights.shape != _PRIOR.shape or weights.dtype != _PRIOR.dtype:
-            raise ValueError(f"mqgrad: the policy {policy!r} holds no weights of {tuple(_PRIOR.shape)}")
-        return weights.clone()
+        learnt = state.get("learnt")
+        if not isinstance(learnt, list) or len(learnt) != 2 or not all(map(_finite, learnt)):
+            raise ValueError(f"mqgrad: the policy {policy!r} holds no log kappa and log temperature")
+        return [float(each) for each in learnt]
+
+    @property
+    def kappa(self) -> float:
+        return math.exp(self._learnt[0])
+
+    @property
+    def temperature(self) -> float:
+        return math.exp(self._learnt[1])
+
+    def wonders(self, level: float) -> float | None:
+        """Every other level in turn."""
+        others = [each for each in self.levels if each != level]
+        return others[self._decisions % len(others)] if others else None
 
     def decide(self, seen: Observation) -> float:
-        if not math.isfinite(seen.loss) or seen.loss <= 0 or seen.level not in self.levels:
-            return self.levels[0] if seen.level not in self.levels else seen.level
-        if self._last is None:
-            self._first_loss = seen.loss
-        else:
-            state, action, before = self._last
-            self._learn(state, action, math.log(before / seen.loss), seen.seconds_per_step * self.interval)
-        state, place = self._state(seen), self.levels.index(seen.level)
+        if seen.level not in self.levels:
+            return self.levels[0]
+        if not math.isfinite(seen.loss) or seen.loss <= 0:
+            return seen.level
+        self._take_note(seen)
+        if self._last is not None:
+            slopes, before = self._last
+            self._rising = self._rising + 1 if seen.loss > before else 0
+            self._learn(slopes, math.log(before / seen.loss), seen.seconds_per_step * self.interval)
+        place = self.levels.index(seen.level)
+        moves = [move for move in MOVES if 0 <= place + move < len(self.levels)]
+        if self._rising >= RISES and 1 in moves:
+            moves, self._rising = [1], 0
+        odds, slopes = self._policy([self.levels[place + move] for move in moves], seen.level, seen.workers)
         draw = randomness.key(self.seed, self._decisions, "control.mqgrad") / 2**64
-        action = min(int((self.odds(state).cumsum(0) < draw).sum()), len(MOVES) - 1)
+        action = next((at for at, edge in enumerate(_running(odds)) if draw < edge), len(moves) - 1)
         self._decisions += 1
-        self._last = (state, action, seen.loss)
-        return self.levels[min(max(place + MOVES[action], 0), len(self.levels) - 1)]
+        self._last = (slopes[action], seen.loss)
+        return self.levels[place + moves[action]]
 
-    def odds(self, state: Sequence[float]) -> Tensor:
-        """pi(. | state), over the moves."""
-        return torch.softmax(self._weights @ torch.tensor(state, dtype=torch.float64, device="cpu"), 0)
+    def _take_note(self, seen: Observation) -> None:
+        n, error = seen.workers, seen.compression_error
+        for level, found in ((seen.level, error), (seen.wondered_level, seen.wondered_error)):
+            if level in self.levels and math.isfinite(found):
+                self._errors[level] = found
+        self._seconds[seen.level] = _smoothed(self._seconds.get(seen.level, math.nan), seen.seconds_per_step)
+        if math.isfinite(seen.given_square) and math.isfinite(seen.mean_square) and n > 1:
+            # The mean is one of messages: what they lost is noise in it, and none of the gradients' own.
+            lost = error * seen.given_square / n if math.isfinite(error) else 0.0
+            signal = (n * (seen.mean_square - lost) - seen.given_square) / (n - 1)
+            self._square = _smoothed(self._square, seen.given_square)
+            self._signal = _smoothed(self._signal, signal)
 
-    def _state(self, seen: Observation) -> list[float]:
-        logs = [math.log(loss) for loss in seen.losses[-4:] if math.isfinite(loss) and loss > 0]
-        drops = [a - b for a, b in pairwise(logs)]
-        slope = sum(drops) / len(drops) if drops else 1.0
-        error = seen.compression_error if math.isfinite(seen.compression_error) else 0.1
-        decades = min(1.0, max(-4.0, math.log10(max(error, 1e-9))))
-        return [1.0, math.tanh(10 * slope), math.log(self._first_loss / seen.loss), decades]
+    def _policy(self, levels: Sequence[float], level: float, workers: int) -> tuple[list[float], list[list[float]]]:
+        """pi over these levels to go to, and for each the slopes of its log by log kappa and by log temperature."""
+        noise = [self._noise(each, workers) for each in levels]
+        allowed = [each <= DROWNED for _, each in noise]
+        if not any(allowed):  # all are drowned: the dearest there is
+            allowed = [each == max(levels) for each in levels]
+        scores, more = [], []
+        for each, (whole, _) in zip(levels, noise, strict=True):
+            steps = 1 + self.kappa * whole
+            scores.append(-math.log(self._step_seconds(each, level) * steps) / self.temperature)
+            more.append(-(steps - 1) / steps / self.temperature)
+        highest = max(score for score, may in zip(scores, allowed, strict=True) if may)
+        raw = [math.exp(score - highest) if may else 0.0 for score, may in zip(scores, allowed, strict=True)]
+        odds = [each / sum(raw) for each in raw]
+        expected = [sum(p * each for p, each in zip(odds, values, strict=True)) for values in (more, scores)]
+        return odds, [[a - expected[0], expected[1] - b] for a, b in zip(more, scores, strict=True)]
 
-    def _learn(self, state: Sequence[float], action: int, drop: float, seconds: float) -> None:
-        if not self._seconds:  # the first interval also held what starting takes: count it as long as the second
-            self._first_seconds = self._seconds = seconds
-        fallen, before = self._fallen, self._seconds
-        self._fallen, self._seconds = fallen + drop, before + seconds
-        inputs = torch.tensor(state, dtype=torch.float64, device="cpu")
-        log_odds = torch.log_softmax(self._weights @ inputs, 0)
-        odds = log_odds.exp()
-        taken = torch.zeros_like(odds)
-        taken[action] = 1
-        self._trace = _TRACE * self._trace + torch.outer(taken - odds, inputs)
-        if not 0 < 2 * self._first_seconds <= before:
+    def _noise(self, level: float, workers: int) -> tuple[float, float]:
+        """(N / S, and the part of it that compression makes) under a level; (0, 0) while nothing is known."""
+        if not math.isfinite(self._signal) or not self._square > 0:
+            return 0.0, 0.0
+        signal = max(self._signal, _FAINTEST * self._square)
+        made = self._error(level) * self._square / workers / signal
+        return max(0.0, self._square - signal) / workers / signal + made, made
+
+    def _error(self, level: float) -> float:
+        """Measured, or from the nearest level that was."""
+        if level in self._errors or not self._errors:
+            return self._errors.get(level, 0.0)
+        near = min(self._errors, key=lambda known: abs(math.log(known / level)))
+        counts_bits = all(each == round(each) and each <= 32 for each in self.levels)
+        return self._errors[near] * (4.0 ** (near - level) if counts_bits else near / level)
+
+    def _step_seconds(self, level: float, here: float) -> float:
+        """Measured; on the line through the two nearest levels that were; or, to be tried once, as here."""
+        known = self._seconds.get(level)
+        if known is not None:
+            return known
+        near = sorted(self._seconds, key=lambda each: abs(each - level))[:2]
+        if len(near) < 2:
+            return self._seconds[here]
+        a, b = near
+        slope = (self._seconds[b] - self._seconds[a]) / (b - a)
+        return max(self._seconds[a] + slope * (level - a), 0.5 * self._seconds[a])
+
+    def _learn(self, slopes: Sequence[float], drop: float, seconds: float) -> None:
+        first, run, fallen, spread = self._spent
+        if not run:  # the first interval also held what starting takes: count it as long as the second
+            first = run = seconds
+        self._trace = [_TRACE * z + slope for z, slope in zip(self._trace, slopes, strict=True)]
+        self._spent = [first, run + seconds, fallen + drop, spread]
+        if not 0 < 2 * first <= run:
             return  # too early to tell how the loss falls
-        exponent = max(0.0, fallen) / math.log(before / self._first_seconds)
-        surplus = drop - exponent * math.log(self._seconds / before)
-        self._spread = _FADE * self._spread + (1 - _FADE) * abs(surplus) if self._spread else abs(surplus)
-        if not self._spread:
+        exponent = max(0.0, fallen) / math.log(run / first)
+        surplus = drop - exponent * math.log((run + seconds) / run)
+        self._spent[3] = spread = _FADE * spread + (1 - _FADE) * abs(surplus) if spread else abs(surplus)
+        if not spread:
             return
-        advantage = max(-2.0, min(2.0, surplus / self._spread))
-        more_disorder = -odds * (log_odds - (odds * log_odds).sum())  # the gradient of the entropy by the logits
-        self._weights = self._weights + self.rate * (
-            advantage * self._trace + self.entropy * torch.outer(more_disorder, inputs)
-        )
+        advantage = max(-2.0, min(2.0, surplus / spread))
+        for at, (low, high) in enumerate((_KAPPAS, _TEMPERATURES)):
+            moved = self._learnt[at] + self.rate * advantage * self._trace[at]
+            self._learnt[at] = min(max(moved, math.log(low)), math.log(high))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "levels": list(self.levels),
-            "weights": self._weights,
+            "learnt": list(self._learnt),
+            "trace": list(self._trace),
             "decisions": self._decisions,
-            "first_loss": self._first_loss,
-            "last": None if self._last is None else list(self._last),
-            "trace": self._trace,
-            "reward": [self._first_seconds, self._seconds, self._fallen, self._spread],
+            "noise": [self._signal, self._square],
+            "errors": [list(each) for each in self._errors.items()],
+            "seconds": [list(each) for each in self._seconds.items()],
+            "last": None if self._last is None else [*self._last[0], self._last[1]],
+            "spent": list(self._spent),
+            "rising": self._rising,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["levels"] != list(self.levels):
             raise ValueError(f"mqgrad: the state is for {state['levels']}, not {list(self.levels)}")
-        self._weights = state["weights"].clone()
-        self._decisions = int(state["decisions"])
-        self._first_loss = float(state["first_loss"])
-        self._last = None if state["last"] is None else tuple(state["last"])  # type: ignore[assignment]
-        self._trace = state["trace"].clone()
-        self._first_seconds, self._seconds, self._fallen, self._spread = (float(number) for number in state["reward"])
+        last = state["last"]
+        learnt, trace, spent = ([float(each) for each in state[key]] for key in ("learnt", "trace", "spent"))
+        if (len(learnt), len(trace), len(spent)) != (2, 2, 4):
+            raise ValueError("mqgrad: the state is of another learner")
+        self._learnt, self._trace, self._spent = learnt, trace, spent
+        self._decisions, self._rising = int(state["decisions"]), int(state["rising"])
+        self._signal, self._square = (float(each) for each in state["noise"])
+        self._errors = {float(level): float(error) for level, error in state["errors"]}
+        self._seconds = {float(level): float(each) for level, each in state["seconds"]}
+        self._last = None if last is None else ([float(last[0]), float(last[1])], float(last[2]))
 
 
+def _smoothed(old: float, new: float) -> float:
+    return new if not math.isfinite(old) else old + _NEWS * (new - old)
+
+
+def _running(odds: Sequence[float]) -> list[float]:
+    return [sum(odds[: at + 1]) for at in range(len(odds))]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+_NEWS = 0.3  # of an interval in what is smoothed; higher => follows sooner, with more noise
 _FADE = 0.9  # of past intervals in the spread: about the last ten count
 _TRACE = 0.6  # of past decisions in the credit for a reward; higher => slower effects are seen, in more noise
-# Logits of one fewer, the same, one more: for 1, slope, progress, decades of error.
-_PRIOR = torch.tensor(
-    [[-4.0, 0.0, -1.0, -1.6], [1.0, 0.0, 0.0, 0.0], [-0.5, -3.0, 1.0, 2.0]], dtype=torch.float64, device="cpu"
-)
+_FAINTEST = 1e-3  # of avg |g|^2: a smaller signal cannot be told from none
+_KAPPAS, _TEMPERATURES = (1e-3, 10.0), (5e-3, 1.0)  # within which it learns
