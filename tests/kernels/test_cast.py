@@ -26,6 +26,22 @@ def test_scale_cast_rounds_the_product(backend, buffer, weight, dtype):
     assert same(found, (buffer.x * weight).to(dtype))
 
 
+@EXAMPLES
+@given(buffers(), st.sampled_from([1, 2, 3]), st.sampled_from([*HALVES, torch.float32]), st.booleans())
+def test_scale_cast_says_what_is_lost(backend, buffer, workers, dtype, in_place):
+    said = (buffer.x * (1.0 / workers)).to(dtype)
+    expected = buffer.x - said.float() * workers
+    found, lost = torch.zeros_like(buffer.x, dtype=dtype), buffer.x if in_place else torch.full_like(buffer.x, 7.0)
+    backend.scale_cast(buffer.x, 1.0 / workers, found, lost=lost, back=workers)
+    assert same(found, said) and same(lost, expected)
+
+
+def test_what_is_lost_needs_x():
+    x = torch.ones(4)
+    with pytest.raises(ValueError, match="which out must not overwrite"):
+        kernels.scale_cast(x, 0.5, x, lost=torch.ones(4))
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_narrow_and_widen_keep_to_their_own_memory(backend, threads, dtype, count):

@@ -78,7 +78,8 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
     again = None
     if part.lost is not None:
         again = part.scratch.take("relay-lost", part.layout.numel, part.flat.dtype, part.flat.device)
-    mean.codec.encode_padded(replace(part, flat=total, worker=randomness.RELAY, lost=again), mean.level, out)
+    relayed = replace(part, flat=total, worker=randomness.RELAY, lost=again, out=None, owed=None)
+    mean.codec.encode_padded(relayed, mean.level, out)
     if part.lost is not None and again is not None:
         part.lost.add_(again, alpha=workers)
 

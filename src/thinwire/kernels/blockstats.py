@@ -54,11 +54,7 @@ def block_statistics(
         if out is not None:
             check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=count)
             dtypes.append(out.dtype)
-    if owed is not None:
-        if total is None:
-            raise ValueError("what is owed is added into a total: owed needs total=")
-        check.flat("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
-        check.flat("total", total, dtypes=(x.dtype,), like=x, numel=x.numel())
+    check.owed(x, owed, total)
     implementation(reference.block_statistics, x.device, *dtypes)(
         x, starts, block, absmean=absmean, absmax=absmax, square=square, owed=owed, total=total
     )

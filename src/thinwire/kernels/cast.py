@@ -9,11 +9,17 @@ from thinwire.kernels import check
 from thinwire.kernels.backends import implementation, reference
 
 
-def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    """out = weight * x in x's dtype, then rounded to out's, which may be x's own memory if the dtypes are equal."""
+def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
+    """out = weight * x in x's dtype, then rounded to out's, which may be x's own memory if the dtypes are equal.
+
+    `lost`, where given, gets x - back * out, in x's dtype; it may be x's own memory if out is not.
+    """
     check.flat("x", x, dtypes=check.FLOATS)
     check.flat("out", out, dtypes=check.FLOATS, like=x, numel=x.numel())
-    implementation(reference.scale_cast, x.device, x.dtype, out.dtype)(x, weight, out)
+    check.optional("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
+    if lost is not None and out.data_ptr() == x.data_ptr() and x.numel():
+        raise ValueError("what is lost follows from x, which out must not overwrite")
+    implementation(reference.scale_cast, x.device, x.dtype, out.dtype)(x, weight, out, lost=lost, back=back)
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:

@@ -51,6 +51,7 @@ class PowerSGD(Scheme):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"p", "q"})
     matrices: ClassVar[bool] = True
     summary: ClassVar[str] = "low rank with a warm start; summable, few bytes on models made of matrices"
@@ -91,10 +92,12 @@ class PowerSGD(Scheme):
         return (yield from self._one_sided(bucket, memory, plan))
 
     def _two_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
-        flat, lost, out = bucket.flat, bucket.lost, bucket.target
+        out = bucket.target
         message = plan.message(bucket, "p", with_rest=True)
         for batch, p in plan.factors(message, "p"):
-            _products.times_rows(batch.of(flat), batch.recall(memory, "q"), p)
+            _products.times_rows(*batch.of_sum(bucket, batch.recall(memory, "q"), p))
+        bucket = bucket.settled()
+        flat, lost = bucket.flat, bucket.lost
         first = yield Sum(message)
         if not kernels.all_finite(first):
             return out.fill_(torch.nan)
@@ -113,13 +116,14 @@ class PowerSGD(Scheme):
         return out
 
     def _one_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
-        flat, lost, out = bucket.flat, bucket.lost, bucket.target
+        settled, out = bucket.settled(), bucket.target
+        flat, lost = settled.flat, settled.lost
         old, new = ("q", "p") if bucket.step % 2 == 0 else ("p", "q")
         bases = [batch.recall(memory, old) for batch in plan.batches]
         message = plan.message(bucket, new, with_rest=True)
         for basis, (batch, factor) in zip(bases, plan.factors(message, new), strict=True):
             times = _products.times_rows if new == "p" else _products.times_columns
-            times(batch.of(flat), basis, factor)
+            times(*batch.of_sum(bucket, basis, factor))
             if lost is not None:
                 p, q = (factor, basis) if new == "p" else (basis, factor)
                 # `out` is nobody's yet, or the matrix itself, which is not needed any more.
@@ -168,6 +172,12 @@ class _Batch(NamedTuple):
         shape, strides = (len(self.names), self.rows, self.cols), (self.spacing, self.cols, 1)
         return flat.as_strided(shape, strides, flat.storage_offset() + self.start)
 
+    def of_sum(self, bucket: Bucket, basis: Tensor, out: Tensor) -> tuple[Tensor | None, ...]:
+        """What a product needs of the bucket and what is owed, whose sum goes into `lost`."""
+        if bucket.owed is None or bucket.lost is None:
+            return self.of(bucket.flat), basis, out, None, None
+        return self.of(bucket.flat), basis, out, self.of(bucket.owed), self.of(bucket.lost)
+
     def recall(self, memory: Memory, key: str) -> Tensor:
         """(batch, rank, size): an orthonormal basis of the factors found last."""
         return orthonormal(torch.stack([memory[name, key][: self.factor_rank] for name in self.names]))
@@ -194,7 +204,13 @@ class _Plan:
         flat = bucket.flat
         message = bucket.scratch.take(f"powersgd-{side}", factors + rest, flat.dtype, flat.device)
         if rest:
-            self.rest.gather(flat, message[factors:]).mul_(1.0 / bucket.workers)
+            share = self.rest.gather(flat, message[factors:])
+            if bucket.owed is not None:  # nothing, unless the rank was higher before
+                at = 0
+                for start, stop in self.rest.runs:
+                    share[at : at + stop - start].add_(bucket.owed[start:stop])
+                    at += stop - start
+            share.mul_(1.0 / bucket.workers)
         return message
 
     def factors(self, message: Tensor, side: str) -> Iterator[tuple[_Batch, Tensor]]:

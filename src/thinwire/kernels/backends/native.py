@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends import reference
 from thinwire.kernels.backends.memory import or_empty
 from thinwire.kernels.backends.reference.indices import index_bytes, low_bits
 from thinwire.kernels.levels import Levels
 
-ABI = 4  # what this package expects of the compiled module
+ABI = 5  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
 PER_THREAD = 1 << 20  # entries: to wake a thread for fewer costs more than it saves
@@ -79,8 +80,14 @@ def block_statistics(
         )  # fmt: skip
 
 
-def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
+def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
+    if lost is None:
+        _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
+    elif out.dtype is _F32:  # nobody casts to what it was and asks what that lost
+        reference.scale_cast(x, weight, out, lost=lost, back=back)
+    else:
+        losing = module().losing_to_fp16 if out.dtype is _F16 else module().losing_to_bf16
+        losing(x.data_ptr(), weight, back, out.data_ptr(), lost.data_ptr(), x.numel(), _threads(x))
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
@@ -150,8 +157,13 @@ def unrotate_levels_sum(
     )  # fmt: skip
 
 
-def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
-    module().with_rows(matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _threads(matrix))
+def times_rows(
+    matrix: Tensor, basis: Tensor, out: Tensor, *, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    module().with_rows(
+        matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _address(owed), _address(total),
+        _threads(matrix),
+    )  # fmt: skip
 
 
 def times_columns(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
@@ -263,9 +275,14 @@ def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) ->
     )  # fmt: skip
 
 
-def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+def top_k(
+    x: Tensor, k: int, weight: Tensor | None = None, *,
+    out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     out = or_empty(out, k, torch.int32, like=x)
-    module().top_k(x.data_ptr(), _address(weight), x.numel(), k, out.data_ptr(), _threads(x))
+    module().top_k(
+        x.data_ptr(), _address(owed), _address(total), _address(weight), x.numel(), k, out.data_ptr(), _threads(x)
+    )
     return out
 
 

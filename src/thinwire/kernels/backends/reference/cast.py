@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 
-def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    """out = weight * x in x's dtype, then rounded to out's."""
+def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
+    """out = weight * x in x's dtype, then rounded to out's; lost = x - back * out in x's, rounded twice."""
     out.copy_(x * weight)
+    if lost is not None:
+        lost.copy_(x - out.to(x.dtype) * back)
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
