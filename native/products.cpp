@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "common.h"
-#include "sums.h"
 
 namespace thinwire {
 namespace {
@@ -18,29 +17,13 @@ void check(index rows, index cols, int rank) {
     require(rows >= 0 && cols >= 0 && rank >= 1 && rank <= largest_rank, "a factor has 1 to 64 vectors");
 }
 
-// Of matrix + owed, where there is anything owed: formed in `total`, a few rows at a time, and multiplied from the cache.
+// Of matrix + owed, where there is anything owed: the sum goes into `total`.
 void with_rows(address matrix, index rows, index cols, address basis, int rank, address out, address owed, address total,
                int threads) {
     check(rows, cols, rank);
-    const auto multiply = [&](const float* from, index first, index count) {
-        product_loops().with_rows(from, 0, count, rows, cols, at<const float>(basis), rank, at<float>(out) + first);
-    };
-    const index step = cols ? std::max<index>(1, std::min<index>(4, largest_tile / cols)) : 1;
     parallel_for(rows, share(cols), threads, [&](index first, index last) {
-        const index begin = first * cols;
-        if (!owed) return multiply(at<const float>(matrix) + begin, first, last - first);
-        if (cols <= largest_tile) {
-            for_sums(at<const float>(matrix) + begin, at<const float>(owed) + begin, (last - first) * cols,
-                     at<float>(total) + begin, step * cols, rows * cols, [&](const float* sums, index at, index count) {
-                multiply(sums, first + at / cols, count / cols);
-            });
-            return;
-        }
-        for (index row = first; row < last; ++row) {
-            float* const sums = at<float>(total) + row * cols;
-            statistics_loops().add(at<const float>(matrix) + row * cols, at<const float>(owed) + row * cols, cols, sums);
-            multiply(sums, row, 1);
-        }
+        product_loops().with_rows(at<const float>(matrix), at<const float>(owed), at<float>(total), first, last, rows, cols,
+                                  at<const float>(basis), rank, at<float>(out));
     });
 }
 

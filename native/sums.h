@@ -24,9 +24,9 @@ void for_sums(const float* x, const float* owed, index n, float* total, index st
         float* const to = past ? sums : total + first;
         loops.add(x + first, owed + first, count, to);
         look(to, first, count);
-        if (past) loops.stream(sums, count, total + first);
+        if (past) loops.put_away(sums, count, total + first);
     }
-    if (past) loops.streamed();
+    if (past) loops.all_put_away();
 }
 
 }  // namespace thinwire

@@ -93,27 +93,16 @@ void add(const float* x, const float* y, index n, float* out) {
     for (index i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
-// Past the caches, where the processor can.
-void stream(const float* x, index n, float* out) {
+void put_away(const float* x, index n, float* out) {
+    const index before = -(reinterpret_cast<std::uintptr_t>(out) / sizeof(float)) % lanes;
     index i = 0;
-#if defined(__AVX2__)
-    constexpr int line = 16;
-    const index before = -(reinterpret_cast<std::uintptr_t>(out) / sizeof(float)) % line;
     for (; i < n && i < before; ++i) out[i] = x[i];
-    for (; i + line <= n; i += line)
-        for (int j = 0; j < line; j += 8) _mm256_stream_ps(out + i + j, _mm256_loadu_ps(x + i + j));
-#endif
+    for (; i + lanes <= n; i += lanes) stream(load<f32>(x + i), out + i);
     for (; i < n; ++i) out[i] = x[i];
-}
-
-void streamed() {
-#if defined(__AVX2__)
-    _mm_sfence();
-#endif
 }
 
 }  // namespace
 
-const StatisticsLoops statistics_loops = {of, all_finite, add, stream, streamed};
+const StatisticsLoops statistics_loops = {of, all_finite, add, put_away, streamed};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

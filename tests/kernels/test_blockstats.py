@@ -122,6 +122,15 @@ def test_what_is_owed_is_added_to_long_buffers(backend, threads, block):
     assert torch.equal(total, x + owed) and torch.equal(square, alone) and torch.equal(largest, most)
 
 
+@pytest.mark.parametrize("size", [0, 5, 300_001])
+def test_what_is_kept_is_a_copy(backend, threads, size):
+    """Of any alignment, and long enough to go past the caches."""
+    threads(2)
+    new, memory = torch.randn(size), torch.full((size + 20,), 7.0)
+    backend.keep_(memory[3 : 3 + size], new)
+    assert torch.equal(memory[3 : 3 + size], new) and (memory[:3] == 7).all() and (memory[3 + size :] == 7).all()
+
+
 def test_what_is_owed_needs_a_total():
     x, starts, total = torch.ones(4), torch.tensor([0, 4]), torch.full((4,), 7.0)
     with pytest.raises(ValueError, match="owed needs total="):

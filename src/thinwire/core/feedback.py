@@ -59,7 +59,7 @@ class Feedback(Wrapper):
             part = replace(bucket, lost=lost)
         mean = yield from self.scheme.converse(part, memory, level)
         if bucket.verdict.finite or kernels.all_finite(mean):
-            residual.copy_(lost)
+            kernels.keep_(residual, lost)
         return mean
 
 

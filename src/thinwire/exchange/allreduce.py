@@ -1,6 +1,6 @@
 """AllReduce: answers requests by the collectives of torch.distributed.
 
-Sum, Max of floats: all-reduce.
+Sum, Max of floats: all-reduce. (Of whole buckets in halves, the direct way: see `direct`.)
 Sum of narrow integers: two-shot, that is all-to-all of packed slices, add, all-gather.
 Mean: gather, that is all-gather of the payloads, decode and add in rank order; or two-shot: every worker owns a part
 of the bucket, gets everybody's payload of it, adds, encodes the mean again, and all-gather.
@@ -95,7 +95,8 @@ class AllReduce:
         """
         if self.device != "cpu":
             return None
-        self._direct = Direct(self._beside, scheme, self.transport)
+        gloo = dist.get_backend(self.group) == "gloo"
+        self._direct = Direct(self._beside, scheme, self.transport, self.group if gloo else None)
         return self._direct
 
     def agree(self, given: Mapping[str, str] | None) -> None:

@@ -20,6 +20,13 @@ def seen_nonfinite(x: Tensor) -> bool:
     return x.device.type == "cpu" and not all_finite(x)
 
 
+def keep_(kept: Tensor, new: Tensor) -> None:
+    """kept = new, in kept's dtype, for who reads it in the next step: it need not pass through the caches."""
+    check.flat("kept", kept, dtypes=check.FLOATS)
+    check.flat("new", new, dtypes=check.FLOATS, like=kept, numel=kept.numel())
+    implementation(reference.keep_, kept.device, kept.dtype, new.dtype)(kept, new)
+
+
 def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     """kept = new if all of `judged` is finite; else kept stays as it is. No device is waited for.
 
@@ -33,7 +40,7 @@ def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     if kept.device.type != "cpu":
         implementation(reference.keep_finite_, kept.device, kept.dtype, new.dtype, judged.dtype)(kept, new, judged)
     elif all_finite(judged):
-        kept.copy_(new)
+        keep_(kept.view(-1), new.view(-1))
 
 
 def block_statistics(

@@ -9,6 +9,9 @@ from thinwire.kernels import check
 from thinwire.kernels.backends import implementation, reference
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
 def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
     """out = weight * x in x's dtype, then rounded to out's, which may be x's own memory if the dtypes are equal.
 
@@ -40,6 +43,19 @@ def widen(x: Tensor, out: Tensor) -> None:
     if x.data_ptr() != out.data_ptr() or x.itemsize > out.itemsize:
         raise ValueError("x must lie in the front of out's memory, as narrow() leaves it")
     implementation(reference.widen, x.device, x.dtype, out.dtype)(x, out)
+
+
+def sum_halves(x: Tensor, count: int, out: Tensor) -> None:
+    """out = the sum of `count` equally long parts of x, 16-bit floats, in order: taken in float32 and rounded once.
+
+    `out` may be the first part.
+    """
+    check.flat("x", x, dtypes=_HALVES)
+    check.within("count", count, 1, max(1, x.numel()))
+    check.flat("out", out, dtypes=(x.dtype,), like=x)
+    if out.numel() * count != x.numel():
+        raise ValueError(f"{count} parts of {out.numel()} are {out.numel() * count} elements, got {x.numel()}")
+    implementation(reference.sum_halves, x.device, x.dtype)(x, count, out)
 
 
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:

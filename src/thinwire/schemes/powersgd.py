@@ -95,13 +95,13 @@ class PowerSGD(Scheme):
         out = bucket.target
         message = plan.message(bucket, "p", with_rest=True)
         for batch, p in plan.factors(message, "p"):
-            _products.times_rows(*batch.of_sum(bucket, batch.recall(memory, "q"), p))
+            _products.times_rows(*batch.of_sum(bucket, batch.recall(memory, "q", bucket), p))
         bucket = bucket.settled()
         flat, lost = bucket.flat, bucket.lost
         first = yield Sum(message)
         if not kernels.all_finite(first):
             return out.fill_(torch.nan)
-        left = [orthonormal(p) for _, p in plan.factors(first, "p")]
+        left = [orthonormal(p, _room(bucket, f"left-{n}", p)) for n, (_, p) in enumerate(plan.factors(first, "p"))]
 
         message = plan.message(bucket, "q", with_rest=False)
         for p, (batch, q) in zip(left, plan.factors(message, "q"), strict=True):
@@ -119,7 +119,7 @@ class PowerSGD(Scheme):
         settled, out = bucket.settled(), bucket.target
         flat, lost = settled.flat, settled.lost
         old, new = ("q", "p") if bucket.step % 2 == 0 else ("p", "q")
-        bases = [batch.recall(memory, old) for batch in plan.batches]
+        bases = [batch.recall(memory, old, bucket) for batch in plan.batches]
         message = plan.message(bucket, new, with_rest=True)
         for basis, (batch, factor) in zip(bases, plan.factors(message, new), strict=True):
             times = _products.times_rows if new == "p" else _products.times_columns
@@ -145,12 +145,16 @@ class PowerSGD(Scheme):
         return rows * cols > self.min_gain * share * factor_rank * (rows + cols)
 
 
-def orthonormal(wide: Tensor) -> Tensor:
-    """Orthonormal rows with the span of `wide`'s rows; zero and dependent rows get some other direction.
+def orthonormal(wide: Tensor, out: Tensor | None = None) -> Tensor:
+    """Orthonormal rows with the span of `wide`'s rows, as many; zero and dependent rows get some other direction.
 
     Equal input gives equal bits, so workers that hold the same sum hold the same basis.
     """
-    return torch.linalg.qr(wide.mT)[0].mT.contiguous()
+    if out is None:
+        return torch.linalg.qr(wide.mT)[0].mT.contiguous()
+    rank = wide.shape[-2]
+    torch.linalg.qr(wide.mT, out=(out.mT, wide.new_empty((*wide.shape[:-2], rank, rank)).mT))
+    return out
 
 
 class _Batch(NamedTuple):
@@ -178,16 +182,23 @@ class _Batch(NamedTuple):
             return self.of(bucket.flat), basis, out, None, None
         return self.of(bucket.flat), basis, out, self.of(bucket.owed), self.of(bucket.lost)
 
-    def recall(self, memory: Memory, key: str) -> Tensor:
-        """(batch, rank, size): an orthonormal basis of the factors found last."""
-        return orthonormal(torch.stack([memory[name, key][: self.factor_rank] for name in self.names]))
+    def recall(self, memory: Memory, key: str, bucket: Bucket) -> Tensor:
+        """(batch, rank, size): an orthonormal basis of the factors found last, kept until the conversation ends."""
+        found = [memory[name, key][: self.factor_rank] for name in self.names]
+        like = found[0].unsqueeze(0).expand(len(found), -1, -1)
+        stacked = torch.stack(found, out=_room(bucket, "factors", like))
+        return orthonormal(stacked, _room(bucket, f"basis-{self.names[0]}", like))
 
     def keep(self, memory: Memory, key: str, factors: Tensor) -> None:
         """Remember the factors; a direction that came out as zero leaves the old one."""
-        found = factors.abs().amax(2, keepdim=True) > 0
+        found = torch.linalg.vector_norm(factors, math.inf, dim=2, keepdim=True) > 0
         for name, factor, nonzero in zip(self.names, factors, found, strict=True):
             kept = memory[name, key][: self.factor_rank]
-            kept.copy_(torch.where(nonzero, factor, kept))
+            torch.where(nonzero, factor, kept, out=kept)
+
+
+def _room(bucket: Bucket, name: str, like: Tensor) -> Tensor:
+    return bucket.scratch.take(f"powersgd-{name}", like.numel(), like.dtype, like.device).view(like.shape)
 
 
 @dataclass(frozen=True)

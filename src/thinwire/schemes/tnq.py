@@ -107,7 +107,7 @@ class TNQ(Codec):
 
     def nbytes(self, layout: Layout, level: float) -> int:
         header = 4 * layout.blocks(self.block) * (1 + self._shape_fields)
-        return header + kernels.packed_bytes(layout.starts, self.block, int(level))
+        return header + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)

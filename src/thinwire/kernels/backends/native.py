@@ -30,6 +30,7 @@ _CASTS = {
     "narrow": {(_F32, _F16): "narrow_to_fp16", (_F32, _BF16): "narrow_to_bf16"},
     "widen": {(_F16, _F32): "widen_from_fp16", (_BF16, _F32): "widen_from_bf16"},
     "cast_add": {(_F16, _F32): "add_from_fp16", (_BF16, _F32): "add_from_bf16"},
+    "sum_halves": {(_F16,): "sum_fp16", (_BF16,): "sum_bf16"},
 }
 
 
@@ -64,6 +65,10 @@ def takes(operation: str, dtypes: tuple[torch.dtype, ...]) -> bool:
 def all_finite(x: Tensor) -> bool:
     x = x.contiguous()
     return module().all_finite(x.data_ptr(), x.numel(), _threads(x))
+
+
+def keep_(kept: Tensor, new: Tensor) -> None:
+    module().keep(kept.data_ptr(), new.data_ptr(), kept.numel(), _threads(kept))
 
 
 def block_statistics(
@@ -103,8 +108,12 @@ def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
     _cast("cast_add", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
 
 
-def _cast(operation: str, source: torch.dtype, target: torch.dtype) -> Any:
-    return getattr(module(), _CASTS[operation][source, target])
+def sum_halves(x: Tensor, count: int, out: Tensor) -> None:
+    _cast("sum_halves", x.dtype)(x.data_ptr(), count, out.numel(), out.data_ptr(), _threads(x))
+
+
+def _cast(operation: str, *dtypes: torch.dtype) -> Any:
+    return getattr(module(), _CASTS[operation][dtypes])
 
 
 def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
@@ -193,6 +202,10 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
     if k:
         module().decode_indices(data.data_ptr(), k, n, low_bits(k, n), out.data_ptr())
     return out
+
+
+def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
+    module().draw_places(starts.data_ptr(), few.data_ptr(), keys.data_ptr(), keys.numel(), out.data_ptr())
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:

@@ -27,6 +27,15 @@ def widen(x: Tensor, out: Tensor) -> None:
         out[piece] = x[piece].to(out.dtype, copy=True)
 
 
+def sum_halves(x: Tensor, count: int, out: Tensor) -> None:
+    """out = the sum of `count` equally long parts of x, in order: taken in float32 and rounded once."""
+    first, *others = x.view(count, -1)
+    total = first.to(torch.float32)
+    for part in others:
+        total += part.to(torch.float32)
+    out.copy_(total)
+
+
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
     """out += weight * x, in out's dtype."""
     out.add_(x.to(out.dtype) * weight)
