@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.scheme import Scheme
-from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Started
 from thinwire.exchange.lane import Done
 from thinwire.exchange.transport import Transport
 
@@ -35,11 +35,12 @@ class _Travelling:
 
     tensor: Tensor
     summand: Tensor  # the tensor itself, or the front of its memory
-    incoming: Tensor | None  # everybody's summand of the part that is this worker's, until it is added up
+    incoming: Tensor | None  # everybody's summands of the part that is this worker's, until it is added up
     kind: _Kind
     work: Started
     done: Done
     works: list[Started] = field(default_factory=list)  # that were waited for, or come beside `work`
+    views: list[Tensor] = field(default_factory=list)  # of the tensor's memory, that works hold
 
 
 class Direct:
@@ -92,14 +93,14 @@ class Direct:
                 summand = kernels.narrow(tensor, self._share, kind.dtype).detach()  # a view holds its base
             self._encode_seconds += time.perf_counter() - began
             self._travelling.append(self._send(tensor, summand, kind, done))
-            if kind.part:
-                self._turn_back(wait=False)
         except BaseException as error:
             self._fail(error)
             done(error)
             return
         if last:
             self.finish()
+        elif kind.part:
+            self._turn_back_some()
 
     def close(self) -> None:
         """Fail what is under way. Safe to call twice."""
@@ -112,38 +113,46 @@ class Direct:
         halves = dtype.itemsize == 2 and dtype.itemsize < tensor.itemsize
         part = tensor.numel() // workers if halves and self._back and workers > 1 and tensor.numel() >= LEAST else 0
         summand = torch.empty(tensor.numel(), dtype=dtype, device="meta")
-        counted: dict[str, float] = {"messages": 1, "bytes_dense": tensor.nbytes}
-        collectives = self._there(summand, summand, part)
-        if part:
-            collectives.append(self._and_back(summand, summand, part))
+        collectives = self._there(summand, summand, part) + ([self._back_of(summand, summand, part)] if part else [])
+        counted: dict[str, float] = {"messages": len(collectives), "bytes_dense": tensor.nbytes}
         for collective in collectives:
             for name, amount in collective.amounts().items():
                 counted[name] = counted.get(name, 0) + amount
         return self._kinds.setdefault((tensor.dtype, tensor.numel()), _Kind(dtype, part, counted))
 
-    def _there(self, summand: Tensor, incoming: Tensor, part: int) -> list[Collective]:
+    def _there(self, summand: Tensor, incoming: Tensor, part: int) -> list[AllReduced | AllToAll]:
+        """What brings everybody's halves of a part to its owner; or the group's own sum."""
         if not part:
             return [AllReduced(summand, self._group)]
         workers, size = self._group.size(), part * summand.itemsize
-        there, here = summand[: workers * part].view(torch.uint8), incoming[: workers * part].view(torch.uint8)
-        found: list[Collective] = [AllToAll(here, there, [size] * workers, [size] * workers, self._group.rank(), self._group)]
-        rest = summand[workers * part :]
-        return [*found, AllReduced(rest, self._group)] if rest.numel() else found
+        end = workers * part
+        sizes = [size] * workers
+        rest = [AllReduced(summand[end:].detach(), self._group)] if end < summand.numel() else []
+        return [AllToAll(incoming, _bytes(summand[:end]), sizes, sizes, self._group.rank(), self._group), *rest]
 
-    def _and_back(self, summand: Tensor, mine: Tensor, part: int) -> Collective:
+    def _back_of(self, summand: Tensor, mine: Tensor, part: int) -> AllGathered:
+        """What brings every part's sum from its owner to all."""
         assert self._back is not None
-        whole = summand[: self._group.size() * part]
-        return AllGathered(whole.view(torch.uint8), mine[:part].view(torch.uint8), self._back)
+        return AllGathered(_bytes(summand[: self._group.size() * part]), _bytes(mine[:part]), self._back)
 
     def _send(self, tensor: Tensor, summand: Tensor, kind: _Kind, done: Done) -> _Travelling:
-        incoming = None
-        if kind.part:
-            behind = tensor.numel()
-            incoming = tensor.view(kind.dtype)[behind : behind + self._group.size() * kind.part].detach()
-        first, *beside = self._there(summand, summand if incoming is None else incoming, kind.part)
-        work = self._transport.launch(first)
-        works = [self._transport.launch(each) for each in beside]
-        return _Travelling(tensor, summand, incoming, kind, work, done, works)
+        if not kind.part:
+            (whole,) = self._there(summand, summand, 0)
+            return _Travelling(tensor, summand, None, kind, self._transport.launch(whole), done)
+        end = self._group.size() * kind.part
+        incoming = _bytes(tensor.view(kind.dtype)[summand.numel() : summand.numel() + end])
+        first, *beside = self._there(summand, incoming, kind.part)
+        work, works = self._transport.launch(first), [self._transport.launch(each) for each in beside]
+        return _Travelling(tensor, summand, incoming, kind, work, done, works, [incoming, *(c.tensor for c in (first, *beside))])
+
+    def _turn_back_some(self) -> None:
+        """What can be without waiting."""
+        began = time.perf_counter()
+        try:
+            self._turn_back(wait=False)
+        except BaseException as error:
+            self._fail(error)
+        self._encode_seconds += time.perf_counter() - began
 
     def _turn_back(self, *, wait: bool) -> float:
         """Add up the parts that have come, the oldest first, and send them to all; the seconds that were waited."""
@@ -156,12 +165,12 @@ class Direct:
             began = time.perf_counter()
             each.work.wait()
             waited += time.perf_counter() - began
-            mine = each.incoming[: each.kind.part]
-            kernels.sum_halves(each.incoming, self._group.size(), mine)
+            halves = each.incoming.view(each.kind.dtype)
+            kernels.sum_halves(halves, self._group.size(), halves[: each.kind.part])
+            back = self._back_of(each.summand, halves, each.kind.part)
             each.works.append(each.work)
-            each.work = self._transport.launch(self._and_back(each.summand, mine, each.kind.part))
-            each.incoming.data = each.incoming.new_empty(0)
-            each.incoming = None
+            each.work, each.incoming = self._transport.launch(back), None
+            each.views += [back.out, back.tensor]
         return waited
 
     def finish(self) -> None:
@@ -183,7 +192,8 @@ class Direct:
                     kernels.widen(each.summand, each.tensor)
                     answered += [*each.works, each.work]
                     # Emptied: DDP makes new buckets after its first step, and these must go then.
-                    each.summand.data = each.summand.new_empty(0)
+                    for view in (each.summand, *each.views):
+                        view.data = view.new_empty(0)
             except BaseException as error:
                 self._abandoned += [*answered, *each.works, each.work]
                 each.done(error)
@@ -207,6 +217,11 @@ class Direct:
         each = self._travelling.popleft()
         self._transport.ledger.add(**each.kind.amounts)
         return each
+
+
+def _bytes(halves: Tensor) -> Tensor:
+    """For collectives that only carry; without a hold on its base."""
+    return halves.view(torch.uint8).detach()
 
 
 def _ended(work: Started) -> bool:
