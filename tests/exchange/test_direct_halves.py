@@ -19,13 +19,17 @@ from thinwire.schemes import parse
 SIZES = [1, 2, 5, 4096, 10_001, 70_003]
 
 
+def every_bucket_in_two_shots():
+    direct.LEAST, direct.OURS = 1, {torch.float16, torch.bfloat16}
+
+
 def bucket_of(worker, number, dtype):
     generator = torch.Generator().manual_seed(100 * worker + number)
     return torch.randn(SIZES[number], generator=generator, dtype=torch.float64).mul_(100).to(dtype)
 
 
 def _means(spec, dtype, steps):
-    direct.LEAST = 1
+    every_bucket_in_two_shots()
     group, back = dist.new_group(), dist.new_group()
     way = direct.Direct(group, parse(spec), Transport(), back)
     rank, told = dist.get_rank(), []
@@ -59,7 +63,7 @@ def test_halves_are_added_in_float32_in_rank_order(workers, spec, dtype):
 
 
 def _trained(spec, poisoned):
-    direct.LEAST = 1
+    every_bucket_in_two_shots()
     model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
     with tw.attach(model, spec) as wire:
         weights = train(model, 8)
@@ -84,7 +88,7 @@ def test_what_is_not_finite_reaches_everybody():
 
 
 def _dies(_):
-    direct.LEAST = 1
+    every_bucket_in_two_shots()
     model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
     wire = tw.attach(model, "fp16")
     train(model, 2)

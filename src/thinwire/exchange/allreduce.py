@@ -38,13 +38,17 @@ class AllReduce:
 
     `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
     that does not grow with the workers).
+    `link`: latency in seconds and bandwidth in bits per second; "auto" then means the least predicted time.
     `transport`: starts and counts what is sent.
     """
 
-    def __init__(self, *, route: Route = "auto", transport: Transport | None = None):
+    def __init__(
+        self, *, route: Route = "auto", link: tuple[float, float] | None = None, transport: Transport | None = None
+    ):
         if route not in arithmetic.ROUTES:
             raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
         self.route: Route = route
+        self.link = arithmetic.link_of(link)
         self.transport = transport or Transport()
         self.lane: Lane | None = None
         self._direct: Direct | None = None
@@ -100,7 +104,7 @@ class AllReduce:
         return self._direct
 
     def agree(self, given: Mapping[str, str] | None) -> None:
-        objects.agree(given, self.group)
+        objects.agree(given and {**given, "link": str(self.link)}, self.group)
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
@@ -128,7 +132,7 @@ class AllReduce:
 
     def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
-            route = arithmetic.route_for(request, self.route, self.workers)
+            route = arithmetic.route_for(request, self.route, self.workers, self.link)
             return (yield from (self._gather if route == "gather" else self._two_shot)(request))
         if isinstance(request, Max):
             yield [AllReduced(request.tensor, self.group, dist.ReduceOp.MAX)]

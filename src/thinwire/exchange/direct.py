@@ -18,7 +18,8 @@ from thinwire.exchange.lane import Done
 from thinwire.exchange.transport import Transport
 
 
-LEAST = 1 << 16  # entries of a bucket that is added up here: below, one collective is sooner there than two
+OURS = {torch.float16}  # what gloo adds slowly: on 2 and 4 ranks ours takes 0.5 to 0.7 of the time. Its bfloat16 is fast
+LEAST = 1 << 20  # entries of a bucket that is added up here: below, one collective is there as soon as two
 
 
 class _Kind(NamedTuple):
@@ -51,7 +52,7 @@ class Direct:
     holds any of this code, so that a line costs several times what it costs elsewhere: what can be done later, while
     the last sum is on the wire, is done then. A bucket that is cast keeps to its own memory.
 
-    Halves are summed by a two-shot of our own, where the bucket is long enough: gloo adds them one by one. Each worker
+    Long buckets of halves are summed by a two-shot of our own (`OURS`, `LEAST`): gloo adds them one by one. Each worker
     gets everybody's halves of its part, adds them up in float32, in rank order, and sends the sum to all. It takes as
     many bytes as an all-reduce, and rounds once. What comes in has room behind the halves, where the floats were; the
     last few entries, which do not divide by the workers, go by all-reduce. The way back is on a group of its own: there,
@@ -110,8 +111,8 @@ class Direct:
         workers = self._group.size()
         dtype = self._scheme.summed_as(tensor.dtype, workers)
         assert dtype is not None, f"{self._scheme.spec} has more to say of {tensor.dtype} than a sum"
-        halves = dtype.itemsize == 2 and dtype.itemsize < tensor.itemsize
-        part = tensor.numel() // workers if halves and self._back and workers > 1 and tensor.numel() >= LEAST else 0
+        ours = self._back and workers > 1 and dtype in OURS and dtype.itemsize < tensor.itemsize
+        part = tensor.numel() // workers if ours and tensor.numel() >= LEAST else 0
         summand = torch.empty(tensor.numel(), dtype=dtype, device="meta")
         collectives = self._there(summand, summand, part) + ([self._back_of(summand, summand, part)] if part else [])
         counted: dict[str, float] = {"messages": len(collectives), "bytes_dense": tensor.nbytes}
