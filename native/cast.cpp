@@ -22,6 +22,42 @@ auto over(void (*CastLoops::*loop)(const In*, float, Out*, index)) {
     };
 }
 
+// A cast and what it loses, x - back * out: a stretch at a time, while it is in the cache. `lost` may be x.
+auto losing(void (*CastLoops::*cast)(const float*, float, uint16_t*, index),
+            void (*CastLoops::*lose)(const uint16_t*, float, const float*, float*, index)) {
+    return [=](address x, float weight, float back, address out, address lost, index n, int threads) {
+        constexpr index stretch = 1 << 11;
+        const auto narrow = cast_loops().*cast;
+        const auto rest = cast_loops().*lose;
+        parallel_for(n, grain, threads, [&](index begin, index end) {
+            for (index i = begin; i < end; i += stretch) {
+                const index count = std::min(stretch, end - i);
+                narrow(at<const float>(x) + i, weight, at<uint16_t>(out) + i, count);
+                rest(at<const uint16_t>(out) + i, back, at<const float>(x) + i, at<float>(lost) + i, count);
+            }
+        });
+    };
+}
+
+// The sum of `count` arrays of n halves, end to end, in float32 and rounded once. `out` may be the first of them.
+auto sum(void (*CastLoops::*read)(const uint16_t*, float*, index),
+         void (*CastLoops::*add)(const uint16_t*, float, float*, index),
+         void (*CastLoops::*write)(const float*, float, uint16_t*, index)) {
+    return [=](address x, index count, index n, address out, int threads) {
+        const CastLoops& loops = cast_loops();
+        parallel_for(n, grain, threads, [&](index begin, index end) {
+            constexpr index stretch = 1 << 10;
+            float total[stretch];
+            for (index i = begin; i < end; i += stretch) {
+                const index length = std::min(stretch, end - i);
+                (loops.*read)(at<const uint16_t>(x) + i, total, length);
+                for (index k = 1; k < count; ++k) (loops.*add)(at<const uint16_t>(x) + k * n + i, 1.0f, total, length);
+                (loops.*write)(total, 1.0f, at<uint16_t>(out) + i, length);
+            }
+        });
+    };
+}
+
 // In place, halves take the front of the floats' memory: entries [begin, end) are halves in bytes [2 begin, 2 end) and
 // floats in bytes [4 begin, 4 end), which are apart wherever end <= 2 begin. So an ordinary loop, on as many threads as
 // there are, does one such span after the other, and the few entries at the front go by way of the stack.
@@ -69,6 +105,10 @@ void bind_cast(nb::module_& m) {
     m.def("scale", over(&CastLoops::scale), without_gil());
     m.def("scale_to_fp16", over(&CastLoops::scale_to_fp16), without_gil());
     m.def("scale_to_bf16", over(&CastLoops::scale_to_bf16), without_gil());
+    m.def("losing_to_fp16", losing(&CastLoops::scale_to_fp16, &CastLoops::lose_fp16), without_gil());
+    m.def("losing_to_bf16", losing(&CastLoops::scale_to_bf16, &CastLoops::lose_bf16), without_gil());
+    m.def("sum_fp16", sum(&CastLoops::fp16_to_float, &CastLoops::add_from_fp16, &CastLoops::scale_to_fp16), without_gil());
+    m.def("sum_bf16", sum(&CastLoops::bf16_to_float, &CastLoops::add_from_bf16, &CastLoops::scale_to_bf16), without_gil());
     m.def("narrow_to_fp16", narrow(&CastLoops::scale_to_fp16), without_gil());
     m.def("narrow_to_bf16", narrow(&CastLoops::scale_to_bf16), without_gil());
     m.def("widen_from_fp16", widen(&CastLoops::fp16_to_float), without_gil());

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "common.h"
+#include "random.h"
 
 namespace thinwire {
 namespace {
@@ -83,9 +84,33 @@ void decode(const uint8_t* data, const Format& format, int32_t* out) {
     intact(ascending && previous <= format.n - format.k, "they do not ascend to below n");
 }
 
+// Places in stretches of a buffer; see reference/draws.py.
+void draw_places(address starts, address few, address keys, index stretches, address out) {
+    const index *start = at<const index>(starts), *chosen = at<const index>(few);
+    for (index s = 0; s < stretches; ++s) {
+        const index numel = start[s + 1] - start[s], count = chosen[s + 1] - chosen[s];
+        if (count == 0) continue;
+        const std::uint64_t key = scrambled(at<const std::uint64_t>(keys)[s]);
+        const auto below = [&](index counter, index limit) {
+            const std::uint32_t step = static_cast<std::uint32_t>(key >> 32) | 1;
+            const std::uint32_t word = hashed(static_cast<std::uint32_t>(counter) * step + static_cast<std::uint32_t>(key));
+            return static_cast<index>(static_cast<std::uint64_t>(word) * static_cast<std::uint64_t>(limit) >> 32);
+        };
+        const index turn = below(count, numel);
+        std::int32_t* const places = at<std::int32_t>(out) + chosen[s];
+        for (index i = 0, begin = 0, end; i < count; ++i, begin = end) {
+            end = (i + 1) * numel / count;
+            index place = begin + below(i, end - begin) + turn;
+            place -= place >= numel ? numel : 0;
+            places[i] = static_cast<std::int32_t>(start[s] + place);
+        }
+    }
+}
+
 }  // namespace
 
 void bind_indices(nb::module_& m) {
+    m.def("draw_places", draw_places, without_gil());
     m.def("encode_indices", [](address indices, index k, index n, int low_bits, address out) {
         encode(at<const int32_t>(indices), {k, n, low_bits}, at<uint8_t>(out));
     }, without_gil());

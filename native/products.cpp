@@ -17,11 +17,13 @@ void check(index rows, index cols, int rank) {
     require(rows >= 0 && cols >= 0 && rank >= 1 && rank <= largest_rank, "a factor has 1 to 64 vectors");
 }
 
-void with_rows(address matrix, index rows, index cols, address basis, int rank, address out, int threads) {
+// Of matrix + owed, where there is anything owed: the sum goes into `total`.
+void with_rows(address matrix, index rows, index cols, address basis, int rank, address out, address owed, address total,
+               int threads) {
     check(rows, cols, rank);
     parallel_for(rows, share(cols), threads, [&](index first, index last) {
-        product_loops().with_rows(at<const float>(matrix), first, last, rows, cols, at<const float>(basis), rank,
-                                  at<float>(out));
+        product_loops().with_rows(at<const float>(matrix), at<const float>(owed), at<float>(total), first, last, rows, cols,
+                                  at<const float>(basis), rank, at<float>(out));
     });
 }
 

@@ -12,4 +12,11 @@ inline std::uint64_t scrambled(std::uint64_t key) {
     return key ^ (key >> 31);
 }
 
+// The word at one place of a walk.
+inline std::uint32_t hashed(std::uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x21F0AAADu;
+    x = (x ^ (x >> 15)) * 0x735A2D97u;
+    return x ^ (x >> 15);
+}
+
 }  // namespace thinwire

@@ -5,6 +5,7 @@
 // 3. Histograms over what was collected find the k-th largest key, the cut, to the bit.
 // 4. What lies above the cut, and the first few equal to it, is the answer.
 // Where the sample misleads or does not pay, step 3 runs over all entries: a handful of passes, whatever the data.
+// What is owed is added by the pass of step 2, a stretch at a time, so that the sum is looked at while it is in the cache.
 #include "simd/select.h"
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "common.h"
+#include "sums.h"
 
 namespace thinwire {
 namespace {
@@ -26,7 +28,7 @@ using std::uint32_t;
 using Bins = std::array<uint32_t, bins_count>;
 
 constexpr index smallest_sampled = 1 << 13;  // shorter inputs: the passes that a sample saves cost next to nothing
-constexpr index largest_sample = 1 << 15;
+constexpr index largest_sample = 1 << 13;
 
 // Where the selection ends: all above `key` are in, and the first `ties` equal to it.
 struct Cut {
@@ -51,24 +53,40 @@ Cut find_cut(index k, uint32_t low, uint32_t high, const Fill& fill) {
     return {low, k};
 }
 
-// One thread's share of the entries that reach the floor. The memory is not cleared: pages never written cost nothing.
+// One range's entries that reach the floor. The memory is not cleared: pages never written cost nothing.
 struct Candidates {
-    Candidates() = default;
-    explicit Candidates(index capacity) : positions(new int32_t[capacity]), keys(new uint32_t[capacity]) {}
+    void clear(index wanted) {
+        count = 0;
+        if (wanted <= capacity) return;
+        positions.reset(new int32_t[wanted + collect_slack]);
+        keys.reset(new uint32_t[wanted + collect_slack]);
+        capacity = wanted;
+    }
     std::unique_ptr<int32_t[]> positions;
     std::unique_ptr<uint32_t[]> keys;
-    index count = 0;
+    index count = 0, capacity = 0;
 };
+
+// Kept by whoever selects, from one selection to the next: fresh pages cost more than what is written there.
+std::vector<Candidates>& candidates(index ranges, index capacity) {
+    thread_local std::vector<Candidates> kept;
+    if (static_cast<index>(kept.size()) < ranges) kept.resize(ranges);
+    for (index range = 0; range < static_cast<index>(kept.size()); ++range) kept[range].clear(range < ranges ? capacity : 0);
+    return kept;
+}
 
 class Selection {
    public:
-    Selection(const float* x, const float* weight, index n, index k, int32_t* out, int threads)
-        : loops_(select_loops()), x_(x), weight_(weight), n_(n), k_(k), out_(out), threads_(threads),
+    Selection(const float* x, const float* owed, float* total, const float* weight, index n, index k, int32_t* out,
+              int threads)
+        : loops_(select_loops()), x_(x), owed_(owed), total_(total), weight_(weight), n_(n), k_(k), out_(out),
+          threads_(threads),
           grain_(std::max<index>(1 << 16, (n + threads - 1) / threads)), ranges_((n + grain_ - 1) / grain_) {}
 
     void run() {
+        if (k_ > 0 && n_ >= smallest_sampled && k_ <= n_ / 8 && run_sampled()) return;
+        settle();
         if (k_ == 0) return;
-        if (n_ >= smallest_sampled && k_ <= n_ / 8 && run_sampled()) return;
         const Cut cut = find_cut(k_, 0, nan_key, [&](uint32_t low, uint32_t high, int shift, uint32_t* bins) {
             std::mutex merging;
             each_range([&](index, index begin, index end) {
@@ -87,11 +105,39 @@ class Selection {
         parallel_for(n_, grain_, threads_, [&](index begin, index end) { body(begin / grain_, begin, end); });
     }
 
-    // Steps 1 to 4. False: nothing was written, and the sample was of no use.
+    // x = x + owed, in `total`, unless that was done.
+    void settle() {
+        if (!owed_) return;
+        each_range([&](index, index begin, index end) {
+            statistics_loops().add(x_ + begin, owed_ + begin, end - begin, total_ + begin);
+        });
+        settled();
+    }
+
+    void settled() {
+        if (owed_) x_ = total_;
+        owed_ = nullptr;
+    }
+
+    // Step 2 for one range.
+    void collect(index begin, index end, uint32_t floor, Candidates& mine, index capacity) const {
+        const auto look = [&](const float* x, index from, index to) {
+            if (mine.count > capacity) return;
+            mine.count += loops_.collect(x, weight_ ? weight_ + from : nullptr, to - from, from, floor,
+                                         mine.positions.get() + mine.count, mine.keys.get() + mine.count,
+                                         capacity - mine.count);
+        };
+        if (!owed_) return look(x_ + begin, begin, end);
+        for_sums(x_ + begin, owed_ + begin, end - begin, total_ + begin, tile, n_, [&](const float* sums, index from, index count) {
+            look(sums, begin + from, begin + from + count);
+        });
+    }
+
+    // Steps 1 to 4. False: no place was written, and the sample was of no use.
     bool run_sampled() {
         const index samples = std::min(largest_sample, n_ / 16);
         std::vector<uint32_t> keys(samples);
-        loops_.sample(x_, weight_, n_, samples, keys.data());
+        loops_.sample(x_, owed_, weight_, n_, samples, keys.data());
         const double expected = static_cast<double>(k_) * samples / n_;
         const index rank = static_cast<index>(expected + 4 * std::sqrt(expected) + 4);  // 4 sigma: rarely too few
         if (rank >= samples) return false;
@@ -100,14 +146,13 @@ class Selection {
         // Where one value fills much of the sample (zeros, above all) it need not be collected: its entries are all alike.
         const bool tied = std::count_if(keys.begin(), keys.end(), [&](uint32_t key) { return key >= low; }) > 2 * rank;
         const uint32_t floor = low + tied;
-        if (floor > nan_key) return emit(low);
+        if (floor > nan_key) return settle(), emit(low);
         const index capacity = std::min(n_, 2 * (rank + 1) * (n_ / samples + 1));
-        std::vector<Candidates> found(ranges_);
-        for (Candidates& part : found) part = Candidates(capacity);
+        std::vector<Candidates>& found = candidates(ranges_, capacity);
         each_range([&](index range, index begin, index end) {
-            Candidates& mine = found[range];
-            mine.count = loops_.collect(x_, weight_, begin, end, floor, mine.positions.get(), mine.keys.get(), capacity);
+            collect(begin, end, floor, found[range], capacity);
         });
+        settled();
         index count = 0;
         for (const Candidates& part : found) {
             if (part.count > capacity) return false;
@@ -165,7 +210,9 @@ class Selection {
     }
 
     const SelectLoops& loops_;
-    const float *x_, *weight_;
+    const float *x_, *owed_;
+    float* const total_;
+    const float* const weight_;
     const index n_, k_;
     int32_t* const out_;
     const int threads_;
@@ -175,8 +222,9 @@ class Selection {
 }  // namespace
 
 void bind_select(nb::module_& m) {
-    m.def("top_k", [](address x, address weight, index n, index k, address out, int threads) {
-        Selection(at<const float>(x), at<const float>(weight), n, k, at<int32_t>(out), threads).run();
+    m.def("top_k", [](address x, address owed, address total, address weight, index n, index k, address out, int threads) {
+        Selection(at<const float>(x), at<const float>(owed), at<float>(total), at<const float>(weight), n, k,
+                  at<int32_t>(out), threads).run();
     }, without_gil());
 }
 

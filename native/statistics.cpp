@@ -2,6 +2,7 @@
 #include "simd/statistics.h"
 
 #include "blocks.h"
+#include "sums.h"
 
 namespace thinwire {
 namespace {
@@ -45,6 +46,16 @@ void block_statistics(address x, index n, address starts, index stretches, index
     pieces.run(threads, [&](const Piece& piece) {
         Part& part = parts[&piece - pieces.all.data()];
         part.whole = pieces.whole(piece, at<const index>(starts), block);
+        if (owed && part.whole && block && block <= largest_tile) {
+            const index step = std::max(tile / block, index{1}) * block;
+            for_sums(at<const float>(x) + piece.begin, at<const float>(owed) + piece.begin, piece.end - piece.begin,
+                     at<float>(total) + piece.begin, step, n, [&](const float* sums, index first, index count) {
+                for (index at = 0; at < count; at += block)
+                    write(piece.block + (first + at) / block, loop(sums + at, std::min(block, count - at), wanted),
+                          std::min(block, count - at));
+            });
+            return;
+        }
         if (owed)  // a piece stays in the cache until it is looked at
             statistics_loops().add(at<const float>(x) + piece.begin, at<const float>(owed) + piece.begin,
                                    piece.end - piece.begin, at<float>(total) + piece.begin);
@@ -81,9 +92,20 @@ bool all_finite(address x, index n, int threads) {
     return finite;
 }
 
+// kept = x, which nobody reads soon.
+void keep(address kept, address x, index n, int threads) {
+    const auto& loops = statistics_loops();
+    parallel_for(n, 1 << 16, threads, [&](index begin, index end) {
+        if (n < streamed_from) return void(std::copy(at<const float>(x) + begin, at<const float>(x) + end, at<float>(kept) + begin));
+        loops.put_away(at<const float>(x) + begin, end - begin, at<float>(kept) + begin);
+        loops.all_put_away();
+    });
+}
+
 }  // namespace
 
 void bind_statistics(nb::module_& m) {
+    m.def("keep", keep, without_gil());
     m.def("block_statistics", block_statistics, without_gil());
     m.def("all_finite", all_finite, without_gil());
 }

@@ -88,10 +88,27 @@ void add_from_fp16(const uint16_t* x, float weight, float* out, index n) {
     for (; i < n; ++i) out[i] += weight * of_fp16(x[i]);
 }
 
+void lose_fp16(const uint16_t* half, float back, const float* x, float* lost, index n) {
+    index i = 0;
+#if defined(__F16C__)
+    const __m256 b = _mm256_set1_ps(back);
+    for (; i + 8 <= n; i += 8) {
+        const __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + i)));
+        _mm256_storeu_ps(lost + i, _mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_mul_ps(b, wide)));
+    }
+#endif
+    for (; i < n; ++i) lost[i] = x[i] - back * of_fp16(half[i]);
+}
+
+void lose_bf16(const uint16_t* half, float back, const float* x, float* lost, index n) {
+    for (index i = 0; i < n; ++i) lost[i] = x[i] - back * of_bf16(half[i]);
+}
+
 }  // namespace
 
 const CastLoops cast_loops = {
     scale, scale_to_fp16, scale_to_bf16, fp16_to_float, bf16_to_float, add_from_fp16, add_from_bf16,
+    lose_fp16, lose_bf16,
 };
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

@@ -12,6 +12,8 @@ struct CastLoops {
     void (*bf16_to_float)(const std::uint16_t* x, float* out, index n);
     void (*add_from_fp16)(const std::uint16_t* x, float weight, float* out, index n);  // out += weight * x
     void (*add_from_bf16)(const std::uint16_t* x, float weight, float* out, index n);
+    void (*lose_fp16)(const std::uint16_t* half, float back, const float* x, float* lost, index n);  // x - back * half
+    void (*lose_bf16)(const std::uint16_t* half, float back, const float* x, float* lost, index n);
 };
 
 THINWIRE_LOOPS(CastLoops, cast_loops)

@@ -9,8 +9,8 @@ constexpr int largest_rank = 64;
 
 struct ProductLoops {
     // out[k, i] = <matrix[i], basis[k]> for rows first <= i < last; `out` has `rows` columns.
-    void (*with_rows)(const float* matrix, index first, index last, index rows, index cols, const float* basis, int rank,
-                      float* out);
+    void (*with_rows)(const float* matrix, const float* owed, float* total, index first, index last, index rows, index cols,
+                      const float* basis, int rank, float* out);
     // out[k, j] = the sum over rows i of basis[k, i] matrix[i, j], for columns first <= j < last.
     void (*with_columns)(const float* matrix, index first, index last, index rows, index cols, const float* basis,
                          int rank, float* out);

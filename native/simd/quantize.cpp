@@ -91,11 +91,25 @@ struct ManyLevels {
     const LevelTable& table;
 };
 
-// 64 levels fit into AVX-512's registers, where a search is faster than looking into memory.
 #if defined(__AVX512F__)
-using SixBitLevels = FewLevels<6>;
-#else
-using SixBitLevels = ManyLevels<6>;
+// 2^C cells with at most one level in each, in registers like the levels: fewer steps than a search.
+template <int B, int C>
+struct GridLevels : FewLevels<B> {
+    GridLevels(const LevelTable& table, float range)
+        : FewLevels<B>(table, range), first(table.level[0]), per_unit(table.cells_per_unit), last(table.cells - 1) {
+        for (int j = 0; j < table.cells; ++j) begin.entries[j] = table.cell[j].first, end.entries[j] = table.cell[j].second;
+    }
+
+    i32 code(f32 x, f32 draw) const {
+        const f32 y = x * this->inverse;
+        const i32 cell = to_int(at_most(at_least((y - first) * per_unit, f32{}), all(last)));
+        const i32 j = (i32)begin[cell] - (i32)(y >= end[cell]);
+        return j - (i32)(draw < (y - this->level[j]) * this->inverse_gap[j]);
+    }
+
+    float first, per_unit, last;
+    Table<C> begin, end;
+};
 #endif
 
 // The codes of 64 elements, one per byte, and where asked for what they lose.
@@ -172,11 +186,23 @@ void levels(const float* x, index n, int bits, const LevelTable& table, float ra
         case 1: return encode_by(FewLevels<1>(table, range), x, n, draws, out, lost);
         case 2: return encode_by(FewLevels<2>(table, range), x, n, draws, out, lost);
         case 3: return encode_by(FewLevels<3>(table, range), x, n, draws, out, lost);
+#if defined(__AVX512F__)
+        case 4:
+            if (table.crowd == 1 && table.cells <= 32) return encode_by(GridLevels<4, 5>(table, range), x, n, draws, out, lost);
+            return encode_by(FewLevels<4>(table, range), x, n, draws, out, lost);
+        case 5:
+            if (table.crowd == 1 && table.cells <= 64) return encode_by(GridLevels<5, 6>(table, range), x, n, draws, out, lost);
+            return encode_by(FewLevels<5>(table, range), x, n, draws, out, lost);
+        case 6: return encode_by(FewLevels<6>(table, range), x, n, draws, out, lost);
+        case 7: return encode_by(FewLevels<7>(table, range), x, n, draws, out, lost);
+        case 8: return encode_by(ManyLevels<8>(table, range), x, n, draws, out, lost);
+#else
         case 4: return encode_by(FewLevels<4>(table, range), x, n, draws, out, lost);
         case 5: return encode_by(FewLevels<5>(table, range), x, n, draws, out, lost);
-        case 6: return encode_by(SixBitLevels(table, range), x, n, draws, out, lost);
+        case 6: return encode_by(ManyLevels<6>(table, range), x, n, draws, out, lost);
         case 7: return encode_by(ManyLevels<7>(table, range), x, n, draws, out, lost);
         case 8: return encode_by(ManyLevels<8>(table, range), x, n, draws, out, lost);
+#endif
     }
 }
 

@@ -1,5 +1,7 @@
 #include "select.h"
 
+#include "vector.h"
+
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
 namespace {
 
@@ -55,29 +57,50 @@ inline __attribute__((always_inline)) void each_hit(const Key& key, index begin,
         if (key(i) >= floor && !hit(i, key(i))) return;
 }
 
-void sample(const float* x, const float* weight, index n, index count, uint32_t* keys) {
-    with_keys(x, weight, [=](const auto key) {
-        for (index i = 0; i < count; ++i) {
-            const index first = i * n / count, width = (i + 1) * n / count - first;
-            const uint64_t hash = static_cast<uint32_t>(i) * 2654435761u;
-            keys[i] = key(first + static_cast<index>(hash * static_cast<uint64_t>(width) >> 32));
-        }
-    });
+void sample(const float* x, const float* owed, const float* weight, index n, index count, uint32_t* keys) {
+    for (index i = 0; i < count; ++i) {
+        const index first = i * n / count, width = (i + 1) * n / count - first;
+        const uint64_t hash = static_cast<uint32_t>(i) * 2654435761u;
+        const index at = first + static_cast<index>(hash * static_cast<uint64_t>(width) >> 32);
+        const float sum = owed ? x[at] + owed[at] : x[at], score = weight ? sum * weight[at] : sum;
+        keys[i] = Plain{&score}(0);
+    }
 }
 
-index collect(const float* x, const float* weight, index begin, index end, uint32_t floor, int32_t* positions,
-              uint32_t* keys, index capacity) {
-    return with_keys(x, weight, [=](const auto key) {
-        index count = 0;
+index collect_one_by_one(const float* x, const float* weight, index from, index n, index first, uint32_t floor,
+                         int32_t* positions, uint32_t* keys, index count, index capacity) {
+    with_keys(x, weight, [&](const auto key) {
         uint32_t fixed = floor;
-        each_hit(key, begin, end, fixed, [&](index i, uint32_t value) {
+        each_hit(key, from, n, fixed, [&](index i, uint32_t value) {
             if (count == capacity) return ++count, false;
-            positions[count] = static_cast<int32_t>(i);
+            positions[count] = static_cast<int32_t>(first + i);
             keys[count++] = value;
             return true;
         });
-        return count;
     });
+    return count;
+}
+
+// Without a branch on what is found: where one entry in a hundred is, the processor cannot foretell it.
+index collect(const float* x, const float* weight, index n, index first, uint32_t floor, int32_t* positions,
+              uint32_t* keys, index capacity) {
+    index i = 0, count = 0;
+#if defined(__AVX512F__)
+    const __m512i limit = _mm512_set1_epi32(static_cast<int>(floor)), nan = _mm512_set1_epi32(nan_key);
+    __m512i place = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)), (__m512i)lane_numbers());
+    for (; i + lanes <= n && count <= capacity; i += lanes) {
+        const f32 value = weight ? load<f32>(x + i) * load<f32>(weight + i) : load<f32>(x + i);
+        const __m512i bits = _mm512_and_si512((__m512i)value, _mm512_set1_epi32(0x7FFFFFFF));
+        const __m512i key = _mm512_min_epu32(bits, nan);
+        const __mmask16 hits = _mm512_cmpge_epu32_mask(key, limit);
+        _mm512_storeu_si512(positions + count, _mm512_maskz_compress_epi32(hits, place));
+        _mm512_storeu_si512(keys + count, _mm512_maskz_compress_epi32(hits, key));
+        count += __builtin_popcount(hits);
+        place = _mm512_add_epi32(place, _mm512_set1_epi32(lanes));
+    }
+    if (count > capacity) return capacity + 1;
+#endif
+    return collect_one_by_one(x, weight, i, n, first, floor, positions, keys, count, capacity);
 }
 
 // Four sets of bins: an increment need not wait for the one before it when both fall into the same bin.

@@ -7,14 +7,16 @@ namespace thinwire {
 
 constexpr std::uint32_t nan_key = 0x7F800001u;
 constexpr int bin_bits = 11;
+constexpr index collect_slack = 16;
 constexpr index bins_count = index{1} << bin_bits;
 
 // `weight` may be null. Ranges are [begin, end) of x; positions written are positions in x, ascending.
 struct SelectLoops {
-    // Keys of `count` entries, one at a hashed place in each of `count` equal strata of x[0, n).
-    void (*sample)(const float* x, const float* weight, index n, index count, std::uint32_t* keys);
-    // Positions and keys of entries with key >= floor; returns how many, or capacity + 1 if there are more.
-    index (*collect)(const float* x, const float* weight, index begin, index end, std::uint32_t floor,
+    // Keys of `count` entries of x, or of x + owed, one at a hashed place in each of `count` equal strata of x[0, n).
+    void (*sample)(const float* x, const float* owed, const float* weight, index n, index count, std::uint32_t* keys);
+    // Positions, from `first` on, and keys of the entries of x[0, n) with key >= floor; returns how many, or capacity + 1 if
+    // there are more. There is room for `collect_slack` more than the capacity, and what lies beyond the last is anything.
+    index (*collect)(const float* x, const float* weight, index n, index first, std::uint32_t floor,
                      std::int32_t* positions, std::uint32_t* keys, index capacity);
     // bins[(key - low) >> shift] += 1 for entries with low <= key <= high.
     void (*histogram)(const float* x, const float* weight, index begin, index end, std::uint32_t low,

@@ -93,8 +93,16 @@ void add(const float* x, const float* y, index n, float* out) {
     for (index i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
+void put_away(const float* x, index n, float* out) {
+    const index before = -(reinterpret_cast<std::uintptr_t>(out) / sizeof(float)) % lanes;
+    index i = 0;
+    for (; i < n && i < before; ++i) out[i] = x[i];
+    for (; i + lanes <= n; i += lanes) stream(load<f32>(x + i), out + i);
+    for (; i < n; ++i) out[i] = x[i];
+}
+
 }  // namespace
 
-const StatisticsLoops statistics_loops = {of, all_finite, add};
+const StatisticsLoops statistics_loops = {of, all_finite, add, put_away, streamed};
 
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET

@@ -18,6 +18,8 @@ struct StatisticsLoops {
     Statistics (*of)(const float* x, index n, Wanted wanted);
     bool (*all_finite)(const float* x, index n);
     void (*add)(const float* x, const float* y, index n, float* out);  // out = x + y
+    void (*put_away)(const float* x, index n, float* out);  // out = x, past the caches: for who does not read it soon
+    void (*all_put_away)();  // and other threads see it before whatever comes next
 };
 
 THINWIRE_LOOPS(StatisticsLoops, statistics_loops)

@@ -38,6 +38,24 @@ inline void store(Vector v, Element* to) {
     __builtin_memcpy(to, &v, sizeof v);
 }
 
+// Past the caches, where the processor can: for who does not read it soon. `to` is aligned as a vector.
+inline void stream(f32 v, float* to) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(to, (__m512)v);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(to, (__m256)v);
+#else
+    store(v, to);
+#endif
+}
+
+// What was streamed is seen by other threads before whatever comes next.
+inline void streamed() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 // The same in every lane. (A bare `vector + scalar` would do, but not for a vector that is to be compared with.)
 inline f32 all(float x) { return x - f32{}; }
 

@@ -214,7 +214,9 @@ class Reducer:
         self.memory.restore(own for name in names for own in self._own.get(name, ()))
 
     def _current_scale(self) -> float | None:
-        return self._scale.get_scale() if isinstance(self._scale, Scaler) else self._scale
+        if self._scale is None or isinstance(self._scale, int | float):  # a protocol is not asked cheaply
+            return self._scale
+        return self._scale.get_scale()
 
     def _follow(self, scale: float | None) -> None:
         """Have what is remembered in the units that gradients come in now."""

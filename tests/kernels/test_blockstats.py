@@ -109,6 +109,28 @@ def test_bad_arguments_are_refused():
         kernels.block_absmax(x, torch.tensor([0, 9]), 0, torch.zeros(1))
 
 
+@pytest.mark.parametrize("block", [0, 64, 96, 1024, 5000])
+def test_what_is_owed_is_added_to_long_buffers(backend, threads, block):
+    """Long enough for a sum that goes past the caches; blocks that are, and are not, parts of a tile."""
+    threads(2)
+    x, owed, starts = torch.randn(300_001), torch.randn(300_001), torch.tensor([0, 100_003, 300_001])
+    count = sum(-(-n // block) if block else 1 for n in (100_003, 199_998))
+    (square, largest), (alone, most) = (torch.zeros(2, count) for _ in range(2))
+    backend.block_statistics(x + owed, starts, block, square=alone, absmax=most)
+    total = torch.zeros(300_004)[3:]
+    backend.block_statistics(x, starts, block, square=square, absmax=largest, owed=owed, total=total)
+    assert torch.equal(total, x + owed) and torch.equal(square, alone) and torch.equal(largest, most)
+
+
+@pytest.mark.parametrize("size", [0, 5, 300_001])
+def test_what_is_kept_is_a_copy(backend, threads, size):
+    """Of any alignment, and long enough to go past the caches."""
+    threads(2)
+    new, memory = torch.randn(size), torch.full((size + 20,), 7.0)
+    backend.keep_(memory[3 : 3 + size], new)
+    assert torch.equal(memory[3 : 3 + size], new) and (memory[:3] == 7).all() and (memory[3 + size :] == 7).all()
+
+
 def test_what_is_owed_needs_a_total():
     x, starts, total = torch.ones(4), torch.tensor([0, 4]), torch.full((4,), 7.0)
     with pytest.raises(ValueError, match="owed needs total="):

@@ -26,6 +26,43 @@ def test_scale_cast_rounds_the_product(backend, buffer, weight, dtype):
     assert same(found, (buffer.x * weight).to(dtype))
 
 
+@EXAMPLES
+@given(buffers(), st.sampled_from([1, 2, 3]), st.sampled_from([*HALVES, torch.float32]), st.booleans())
+def test_scale_cast_says_what_is_lost(backend, buffer, workers, dtype, in_place):
+    said = (buffer.x * (1.0 / workers)).to(dtype)
+    expected = buffer.x - said.float() * workers
+    found, lost = torch.zeros_like(buffer.x, dtype=dtype), buffer.x if in_place else torch.full_like(buffer.x, 7.0)
+    backend.scale_cast(buffer.x, 1.0 / workers, found, lost=lost, back=workers)
+    assert same(found, said) and same(lost, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("count", "size"), [(1, 9), (2, 1025), (5, 70_001)])
+def test_sums_of_halves_are_rounded_once(backend, threads, dtype, count, size):
+    threads(2)
+    x = (torch.randn(count * size) * 100).to(dtype)
+    x[3] = torch.inf
+    total = torch.zeros(size)
+    for part in x.view(count, -1):
+        total += part.float()
+    out = torch.zeros(size, dtype=dtype)
+    backend.sum_halves(x, count, out)
+    assert same(out, total.to(dtype))
+    backend.sum_halves(x, count, x[:size])
+    assert same(x[:size], out)
+
+
+def test_sums_of_halves_refuse_parts_that_differ():
+    with pytest.raises(ValueError, match="2 parts of 3 are 6 elements, got 7"):
+        kernels.sum_halves(torch.zeros(7, dtype=torch.float16), 2, torch.zeros(3, dtype=torch.float16))
+
+
+def test_what_is_lost_needs_x():
+    x = torch.ones(4)
+    with pytest.raises(ValueError, match="which out must not overwrite"):
+        kernels.scale_cast(x, 0.5, x, lost=torch.ones(4))
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_narrow_and_widen_keep_to_their_own_memory(backend, threads, dtype, count):

@@ -46,6 +46,18 @@ def test_products_equal_the_reference(backend, rows, cols, rank):
     assert torch.equal(lost, matrix - out)
 
 
+@pytest.mark.parametrize(("rows", "cols", "rank"), [*SHAPES, (70, 4500, 2), (130, 2048, 7)])
+def test_what_is_owed_is_added_by_the_product(backend, rows, cols, rank):
+    """Also where rows are longer than a tile, and where the sum goes past the caches."""
+    matrix, owed, q = draw(rows, cols), draw(rows, cols, seed=3), draw(rank, cols, seed=2)
+    expected, found, apart = (torch.full((rank, rows), 9.0) for _ in range(3))
+    reference.times_rows(matrix + owed, q, expected)
+    backend.times_rows(matrix, q, found, owed=owed, total=(total := torch.zeros(rows, cols)))
+    assert torch.equal(found, expected) and torch.equal(total, matrix + owed)
+    backend.times_rows(matrix, q, apart, owed=owed, total=matrix)
+    assert torch.equal(apart, expected) and torch.equal(matrix, total)
+
+
 def test_what_is_lost_may_take_the_matrix_s_place(backend):
     matrix, p, q = draw(9, 70), draw(3, 9, seed=1), draw(3, 70, seed=2)
     out, apart = torch.zeros(9, 70), torch.zeros(9, 70)

@@ -76,6 +76,33 @@ def test_top_k_on_every_thread_count(backend, threads, kind):
             assert torch.equal(backend.top_k(x, k), expected), (k, count)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=ON_BACKENDS)
+@given(selections(), st.sampled_from(KINDS), st.booleans())
+def test_top_k_adds_what_is_owed(backend, case, kind, in_place):
+    x, k, weight = case
+    owed = draw_values(kind, len(x), torch.Generator().manual_seed(k))
+    sums = x + owed
+    total = x if in_place else torch.full((len(x) + 1,), 7.0)[1:]
+    expected = reference.top_k(sums, k, weight)
+    assert torch.equal(backend.top_k(x, k, weight, owed=owed, total=total), expected)
+    assert torch.equal(total.view(torch.int32)[~sums.isnan()], sums.view(torch.int32)[~sums.isnan()])
+    assert torch.equal(total.isnan(), sums.isnan())
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("count", [1, 3])
+def test_top_k_adds_what_is_owed_to_long_buffers(backend, threads, count, offset):
+    """Long enough for a sum that goes past the caches, from any alignment on, and for several threads."""
+    threads(count)
+    n = 300_001
+    x, owed, memory = torch.randn(n), torch.randn(n), torch.full((n + 20,), 7.0)
+    total = memory[offset : offset + n]
+    for k in (1, 3000, 200_000):
+        assert torch.equal(backend.top_k(x, k, owed=owed, total=total.fill_(0)), reference.top_k(x + owed, k))
+        assert torch.equal(total, x + owed)
+    assert (memory[:offset] == 7).all() and (memory[offset + n :] == 7).all()
+
+
 @pytest.mark.parametrize("seen, unseen", [(100.0, 1.0), (1.0, 100.0)])
 def test_top_k_survives_a_misleading_sample(backend, seen, unseen):
     # The kernel looks at one entry in each of n / 16 strata of 16, at a hashed place; here those entries lie.
@@ -116,6 +143,9 @@ def test_top_k_serves_other_dtypes_and_kept_memory():
         ({"x": torch.ones(4), "k": 1, "weight": torch.ones(4).double()}, "weight has dtype torch.float64"),
         ({"x": torch.ones(4), "k": 1, "out": torch.ones(2, dtype=torch.int32)}, "out has 2 elements"),
         ({"x": torch.ones(4), "k": 1, "out": torch.empty(1, dtype=torch.int64)}, "out has dtype torch.int64"),
+        ({"x": torch.ones(4), "k": 1, "owed": torch.ones(4)}, "owed needs total="),
+        ({"x": torch.ones(4), "k": 1, "owed": torch.ones(3), "total": torch.ones(4)}, "owed has 3 elements"),
+        ({"x": torch.ones(4), "k": 1, "owed": torch.ones(4), "total": torch.ones(5)}, "total has 5 elements"),
         ({"x": torch.empty(4, device="meta"), "k": 1, "out": torch.ones(1, dtype=torch.int32)}, "on cpu"),
     ],
 )

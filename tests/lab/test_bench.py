@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from thinwire import kernels
 from thinwire.cli import app
 from thinwire.lab.bench import schemes
-from thinwire.lab.bench.breakdown import OPERATIONS, Breakdown
+from thinwire.lab.bench.breakdown import OPERATIONS, SMALL, Breakdown
 from thinwire.lab.tasks import models
 
 
@@ -48,12 +48,33 @@ def test_operations_are_booked_by_what_they_do():
     breakdown = Breakdown()
     before = kernels.all_finite
     with breakdown.watching():
-        x = torch.ones(1000)
+        x, small = torch.ones(2000), torch.ones(1000)
         kernels.all_finite(x)
         x.copy_(x + 1)
-    assert kernels.all_finite is before
+    assert kernels.all_finite is before and small.nbytes < SMALL
     assert breakdown.seconds["statistics"] > 0 and breakdown.seconds["copy"] > 0 and breakdown.seconds["python"] > 0
-    assert breakdown.allocated == 8000  # x, and x + 1
+    assert breakdown.allocated == 16000  # x, and x + 1; what is small is not counted
+
+
+@pytest.fixture(scope="module")
+def wide_model():
+    return models.mlp(1024)  # so that even one number for each block is more than SMALL
+
+
+@pytest.mark.parametrize("scheme", [*schemes.SCHEMES, "tq(bits=4)", "nq(bits=4)", "terngrad", "natural"])
+def test_a_step_allocates_nothing(wide_model, scheme):
+    """After the first few, that is: all that a scheme needs is kept, in memory that its conversation or its thread has."""
+    stage = schemes.Stage(wide_model, scheme, 3)
+    try:
+        for _ in range(2):
+            stage.copy()
+            stage.converse()
+        breakdown = Breakdown()
+        stage.lane.watch = breakdown.watching
+        stage.converse()
+    finally:
+        stage.close()
+    assert breakdown.allocated == 0
 
 
 def test_command_writes_its_tables(tmp_path, monkeypatch, model):

@@ -3,13 +3,17 @@
 import torch
 
 import thinwire as tw
+from thinwire import kernels
 from thinwire.core.layout import Layout
-from thinwire.schemes.randomk import draw
+from thinwire.schemes.randomk import _few
 
 
 def places_of(layout, density, key):
     keys = torch.arange(len(layout.segments)) + 1_000_003 * key
-    return draw(layout, density, keys)
+    few = _few(layout, density)
+    places = torch.empty(few.numel, dtype=torch.int32)
+    kernels.draw_places(layout.starts, few.starts, keys, out=places)
+    return places, few
 
 
 def test_places_are_different_and_every_entry_is_as_likely():

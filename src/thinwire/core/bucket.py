@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,6 +42,16 @@ class Scratch:
     def nbytes(self) -> int:
         own = sum(kept.numel() * kept.element_size() for kept in self._kept.values())
         return own + sum(part.nbytes for part in self._parts.values())
+
+
+_OF_THREAD = threading.local()
+
+
+def workspace() -> Scratch:
+    """Scratch of this thread's own, for who is called without a bucket and needs it until it returns."""
+    if not hasattr(_OF_THREAD, "scratch"):
+        _OF_THREAD.scratch = Scratch()
+    return _OF_THREAD.scratch
 
 
 class Verdict:
@@ -91,6 +102,10 @@ class Bucket:
         """0 .. workers - 1, other than `worker`, which is for life."""
         return self.worker if self.seat is None else self.seat
 
+    def settled(self) -> Bucket:
+        """As it is once what was owed, if anything, has been added to it, into `lost`."""
+        return self if self.owed is None or self.lost is None else replace(self, flat=self.lost, owed=None)
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         return self.layout.segments
@@ -116,6 +131,7 @@ class Bucket:
                     layout=layout,
                     lost=None if self.lost is None else self.lost[start:stop],
                     out=None if self.out is None else self.out[start:stop],
+                    owed=None if self.owed is None else self.owed[start:stop],
                 )
             )
             start = stop

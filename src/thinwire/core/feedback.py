@@ -59,7 +59,7 @@ class Feedback(Wrapper):
             part = replace(bucket, lost=lost)
         mean = yield from self.scheme.converse(part, memory, level)
         if bucket.verdict.finite:
-            residual.copy_(lost)
+            kernels.keep_(residual, lost)
         else:
             kernels.keep_finite_(residual, lost, mean)
         return mean

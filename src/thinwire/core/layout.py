@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.core import randomness
 
 Derived = TypeVar("Derived")
@@ -77,7 +78,13 @@ class Layout:
 
     def blocks(self, block: int) -> int:
         """How many blocks of at most `block` elements the segments hold; blocks do not cross tensors."""
-        return sum(-(-segment.numel // block) for segment in self.segments) if block else len(self.segments)
+        if not block:
+            return len(self.segments)
+        return self.once(("blocks", block), lambda: sum(-(-segment.numel // block) for segment in self.segments))
+
+    def packed_bytes(self, block: int, bits: int) -> int:
+        """The size of packed codes of so many bits, every block's on whole bytes."""
+        return self.once(("packed", block, bits), lambda: kernels.packed_bytes(self.starts, block, bits))
 
     def once(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
         """What follows from this layout alone: made when it is first asked for, and kept with the layout.

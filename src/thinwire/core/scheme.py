@@ -61,7 +61,8 @@ class Scheme(Specced, ABC):
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
     `in_place`: writes what is lost over the bucket, where `lost` is `flat` itself, and the mean into `bucket.out`.
-    `settles`: adds `bucket.owed` by itself, in the pass that reads the bucket first; where `in_place`, into `lost`.
+    `settles`: adds `bucket.owed` by itself, in the pass that reads the bucket first: where `in_place` into `lost`, else
+    into `flat`, which its `encode`, too, may then write over.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     `matrices`: it looks at whole matrices, so the fewer pieces they are cut into the better.
 

@@ -1,6 +1,6 @@
 """AllReduce: answers requests by the collectives of torch.distributed.
 
-Sum, Max of floats: all-reduce.
+Sum, Max of floats: all-reduce. (Of whole buckets in halves, the direct way: see `direct`.)
 Sum of narrow integers: two-shot, that is all-to-all of packed slices, add, all-gather.
 Mean: gather, that is all-gather of the payloads, decode and add in rank order; or two-shot: every worker owns a part
 of the bucket, gets everybody's payload of it, adds, encodes the mean again, and all-gather.
@@ -38,13 +38,17 @@ class AllReduce:
 
     `route`: how Means travel: "auto" (fewest bytes), "gather" (encoded once: less error) or "two-shot" (traffic
     that does not grow with the workers).
+    `link`: latency in seconds and bandwidth in bits per second; "auto" then means the least predicted time.
     `transport`: starts and counts what is sent.
     """
 
-    def __init__(self, *, route: Route = "auto", transport: Transport | None = None):
+    def __init__(
+        self, *, route: Route = "auto", link: tuple[float, float] | None = None, transport: Transport | None = None
+    ):
         if route not in arithmetic.ROUTES:
             raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
         self.route: Route = route
+        self.link = arithmetic.link_of(link)
         self.transport = transport or Transport()
         self.lane: Lane | None = None
         self.device = CPU
@@ -103,11 +107,12 @@ class AllReduce:
         """
         if self._brought or self.device.type != "cpu":
             return None
-        self._direct = Direct(self._beside, scheme, self.transport)
+        gloo = dist.get_backend(self.group) == "gloo"
+        self._direct = Direct(self._beside, scheme, self.transport, self.group if gloo else None)
         return self._direct
 
     def agree(self, given: Mapping[str, str] | None) -> None:
-        objects.agree(given, self.group, self.device)
+        objects.agree(given and {**given, "link": str(self.link)}, self.group, self.device)
 
     def close(self) -> None:
         """Join the lane, then let go of its process group. Safe to call twice, and after the groups are destroyed."""
@@ -135,7 +140,7 @@ class AllReduce:
 
     def answer(self, request: Sum | Max | Mean, workers: int, scratch: Scratch) -> Rounds:
         if isinstance(request, Mean):
-            route = arithmetic.route_for(request, self.route, self.workers)
+            route = arithmetic.route_for(request, self.route, self.workers, self.link)
             return (yield from (self._gather if route == "gather" else self._two_shot)(request))
         if isinstance(request, Max):
             yield [AllReduced(request.tensor, self.group, dist.ReduceOp.MAX)]

@@ -5,9 +5,10 @@ Additions run in rank order, so there is no hidden float order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -23,6 +24,26 @@ ROUTES = ("auto", "gather", "two-shot")
 ALIGN = 16  # parts begin at multiples of this many bytes, so that float32 fields inside them can be viewed
 
 
+class Link(NamedTuple):
+    """What a worker's messages go over, as far as a route depends on it."""
+
+    latency: float  # seconds until a message begins to arrive
+    bandwidth: float  # bits per second that leave a worker
+
+    def check(self) -> None:
+        if not (0 <= self.latency < math.inf and 0 < self.bandwidth < math.inf):
+            raise ValueError(f"a link has a latency of 0 s or more and a bandwidth above 0 bit/s, got {self}")
+
+
+def link_of(given: tuple[float, float] | None) -> Link | None:
+    """(latency in seconds, bits per second), checked."""
+    if given is None:
+        return None
+    link = Link(*given)
+    link.check()
+    return link
+
+
 def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
@@ -36,8 +57,14 @@ def check_route(route: str, scheme: Scheme) -> None:
         raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
 
 
-def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-shot"]:
-    """How a Mean travels. Automatic: by bytes that leave a worker; at a tie the gather, which encodes only once."""
+def route_for(
+    mean: Mean, route: Route, workers: int, link: Link | None = None
+) -> Literal["gather", "two-shot"]:
+    """How a Mean travels. Automatic: by bytes that leave a worker; at a tie the gather, which encodes only once.
+
+    Where the link is known, by time: both end with everybody's message going around, and a two-shot has one more
+    before that, so the bytes that it saves must take longer than a latency.
+    """
     codec = mean.codec
     if route == "two-shot" and codec.grain is None:
         raise ValueError("these payloads cannot be cut into parts; accepted routes: auto, gather")
@@ -49,7 +76,8 @@ def route_for(mean: Mean, route: Route, workers: int) -> Literal["gather", "two-
     gather = (workers - 1) * aligned(codec.nbytes(mean.bucket.layout, mean.level))
     parts = part_bytes(codec, mean.bucket.layout.split(workers, codec.grain), mean.level)
     two_shot = sum(parts) - min(parts) + (workers - 1) * max(parts)
-    return "two-shot" if two_shot < gather else "gather"
+    saved = gather - two_shot
+    return "two-shot" if saved > (link.latency * link.bandwidth / 8 if link else 0) else "gather"
 
 
 def part_bytes(codec: Codec, layouts: Sequence[Layout], level: float) -> list[int]:
@@ -78,7 +106,8 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
     again = None
     if part.lost is not None:
         again = part.scratch.take("relay-lost", part.layout.numel, part.flat.dtype, part.flat.device)
-    mean.codec.encode_padded(replace(part, flat=total, worker=randomness.RELAY, lost=again), mean.level, out)
+    relayed = replace(part, flat=total, worker=randomness.RELAY, lost=again, out=None, owed=None)
+    mean.codec.encode_padded(relayed, mean.level, out)
     if part.lost is not None and again is not None:
         part.lost.add_(again, alpha=workers)
 

@@ -31,6 +31,7 @@ class Simulation:
     get, bit for bit; only float sums may differ, because an all-reduce adds in an order of its own.
 
     exempt: which tensors travel exact, as in `attach`; here none unless it is said.
+    route, link: as in `AllReduce`.
 
     >>> group = tw.Simulation("fp16", workers=2)
     >>> group.reduce([torch.zeros(3), torch.ones(3)])
@@ -49,6 +50,7 @@ class Simulation:
         residual: str = "fp32",
         exempt: Exempt = (),
         route: Route = "auto",
+        link: tuple[float, float] | None = None,
         warmup_steps: int = 0,
         warmup_level: float | None = None,
         seed: int = 0,
@@ -59,6 +61,7 @@ class Simulation:
         arithmetic.check_route(route, self.scheme)
         self.workers = workers
         self.route: Route = route
+        self.link = arithmetic.link_of(link)
         self.seed = seed
         self.step = 0
         self.bytes_sent = 0.0  # per worker, all steps: what AllReduce would send, averaged over the workers
@@ -149,7 +152,7 @@ class Simulation:
         first = requests[0]
         codec, layout, level = first.codec, first.bucket.layout, first.level
         out = torch.empty_like(first.bucket.flat)
-        if arithmetic.route_for(first, self.route, self.workers) == "gather":
+        if arithmetic.route_for(first, self.route, self.workers, self.link) == "gather":
             size = arithmetic.aligned(codec.nbytes(layout, level))
             datas = [self._buffer(request, "gather", size) for request in requests]
             for request, data in zip(requests, datas, strict=True):

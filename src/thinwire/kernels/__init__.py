@@ -7,12 +7,13 @@ from thinwire.kernels.blockstats import (
     block_absmax,
     block_statistics,
     doubt,
+    keep_,
     keep_finite_,
     seen_nonfinite,
     spoil_,
 )
-from thinwire.kernels.cast import cast_add, narrow, scale_cast, widen
-from thinwire.kernels.draws import random_u32
+from thinwire.kernels.cast import cast_add, narrow, scale_cast, sum_halves, widen
+from thinwire.kernels.draws import draw_places, random_u32
 from thinwire.kernels.hadamard import hadamard_
 from thinwire.kernels.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_ints, packed_int_bytes
@@ -33,9 +34,9 @@ from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 __all__ = [
     "Levels", "add_packed", "add_packed_saturating", "all_finite", "at_hand", "block_absmax", "block_statistics",
     "cast_add", "decode_indices", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
-    "dequantize_uniform_sum", "doubt", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_finite_",
-    "narrow", "native", "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_",
-    "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize", "rotate_round",
-    "scale_cast", "scatter_add", "seen_nonfinite", "spoil_", "take_", "times_columns", "times_rows", "top_k",
-    "unrotate_levels_sum", "unrotate_sum", "widen",
+    "dequantize_uniform_sum", "doubt", "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes",
+    "keep_", "keep_finite_", "narrow", "native", "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes",
+    "padded_numel", "put_", "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize",
+    "rotate_round", "scale_cast", "scatter_add", "seen_nonfinite", "spoil_", "sum_halves", "take_", "times_columns",
+    "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip

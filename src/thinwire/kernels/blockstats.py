@@ -38,6 +38,13 @@ def spoil_(x: Tensor, judged: Tensor) -> Tensor:
     return x if all_finite(judged) else x.fill_(torch.nan)
 
 
+def keep_(kept: Tensor, new: Tensor) -> None:
+    """kept = new, in kept's dtype, for who reads it in the next step: it need not pass through the caches."""
+    check.flat("kept", kept, dtypes=check.FLOATS)
+    check.flat("new", new, dtypes=check.FLOATS, like=kept, numel=kept.numel())
+    implementation(reference.keep_, kept.device, kept.dtype, new.dtype)(kept, new)
+
+
 def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     """kept = new if all of `judged` is finite; else kept stays as it is. No device is waited for.
 
@@ -51,7 +58,7 @@ def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     if not at_hand(judged):
         implementation(reference.keep_finite_, kept.device, kept.dtype, new.dtype, judged.dtype)(kept, new, judged)
     elif all_finite(judged):
-        kept.copy_(new)
+        keep_(kept.view(-1), new.view(-1))
 
 
 def block_statistics(
@@ -72,11 +79,7 @@ def block_statistics(
         if out is not None:
             check.flat(name, out, dtypes=(torch.float32, torch.float64), like=x, numel=count)
             dtypes.append(out.dtype)
-    if owed is not None:
-        if total is None:
-            raise ValueError("what is owed is added into a total: owed needs total=")
-        check.flat("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
-        check.flat("total", total, dtypes=(x.dtype,), like=x, numel=x.numel())
+    check.owed(x, owed, total)
     implementation(reference.block_statistics, x.device, *dtypes)(
         x, starts, block, absmean=absmean, absmax=absmax, square=square, owed=owed, total=total
     )

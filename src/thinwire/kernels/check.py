@@ -38,6 +38,16 @@ def optional(name: str, tensor: Tensor | None, *, dtypes: tuple[torch.dtype, ...
         flat(name, tensor, dtypes=dtypes, like=like, numel=numel)
 
 
+def owed(x: Tensor, owed: Tensor | None, total: Tensor | None) -> None:
+    """What is owed to x has a place for the sum, and both are like x."""
+    if owed is None:
+        return
+    if total is None:
+        raise ValueError("what is owed is added into a total: owed needs total=")
+    flat("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
+    flat("total", total, dtypes=(x.dtype,), like=x, numel=x.numel())
+
+
 def within(name: str, value: int, low: int, high: int) -> None:
     """`value` is an integer in low..high."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

@@ -12,13 +12,23 @@ MOST = 64  # vectors of a factor
 _WORKING = (torch.float32, torch.float64)
 
 
-def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
-    """out[k, i] = <row i of the matrix, basis[k]>: (rank, rows) from (rows, cols) and (rank, cols)."""
+def times_rows(
+    matrix: Tensor, basis: Tensor, out: Tensor, *, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    """out[k, i] = <row i of the matrix, basis[k]>: (rank, rows) from (rows, cols) and (rank, cols).
+
+    With `owed`, matrix + owed is formed in `total`, which may be the matrix, and that is multiplied.
+    """
     rows, cols, rank = _shape(matrix, basis)
     _check("matrix", matrix, (rows, cols), matrix)
     _check("basis", basis, (rank, cols), matrix)
     _check("out", out, (rank, rows), matrix)
-    implementation(reference.times_rows, matrix.device, matrix.dtype)(matrix, basis, out)
+    if (owed is None) != (total is None):
+        raise ValueError("what is owed is added into a total: owed and total come together")
+    for name, tensor in (("owed", owed), ("total", total)):
+        if tensor is not None:
+            _check(name, tensor, (rows, cols), matrix)
+    implementation(reference.times_rows, matrix.device, matrix.dtype)(matrix, basis, out, owed=owed, total=total)
 
 
 def times_columns(matrix: Tensor, basis: Tensor, out: Tensor) -> None:

@@ -11,17 +11,25 @@ from thinwire import kernels
 from thinwire.kernels.products import MOST
 
 
-def times_rows(matrices: Tensor, basis: Tensor, out: Tensor) -> None:
-    """out = basis @ matrices^T."""
+def times_rows(
+    matrices: Tensor, basis: Tensor, out: Tensor, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    """out = basis @ matrices^T; with `owed`, of matrices + owed, which is formed in `total`."""
     if not _ours(matrices, basis):
-        torch.bmm(basis, matrices.mT, out=out)
+        torch.bmm(basis, _settled(matrices, owed, total).mT, out=out)
         return
-    for each in zip(matrices, basis, out, strict=True):
-        kernels.times_rows(*each)
+    for number, each in enumerate(zip(matrices, basis, out, strict=True)):
+        if owed is None or total is None:
+            kernels.times_rows(*each)
+        else:
+            kernels.times_rows(*each, owed=owed[number], total=total[number])
 
 
-def times_columns(matrices: Tensor, basis: Tensor, out: Tensor) -> None:
-    """out = basis @ matrices."""
+def times_columns(
+    matrices: Tensor, basis: Tensor, out: Tensor, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    """out = basis @ matrices; with `owed`, of matrices + owed, which is formed in `total`."""
+    matrices = _settled(matrices, owed, total)
     if not _ours(matrices, basis):
         torch.bmm(basis, matrices, out=out)
         return
@@ -43,6 +51,12 @@ def outer(p: Tensor, q: Tensor, out: Tensor, matrices: Tensor | None = None, los
             kernels.outer_product(p[number], q[number], out[number])
         else:
             kernels.outer_product(p[number], q[number], out[number], matrix=matrices[number], lost=lost[number])
+
+
+def _settled(matrices: Tensor, owed: Tensor | None, total: Tensor | None) -> Tensor:
+    if owed is None or total is None:
+        return matrices
+    return total.copy_(matrices).add_(owed)  # torch.add(out=) would make strided memory anew
 
 
 def _ours(matrices: Tensor, factor: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket
+from thinwire.core.bucket import Bucket, workspace
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Codec, Conversation, Knob, Scheme
@@ -56,19 +56,15 @@ class Message:
     def encode(self, bucket: Bucket, places: Tensor, out: Tensor) -> None:
         """`places`: int32, ascending. All else is lost, and so is what the values' rounding takes away."""
         flat, lost, count = bucket.flat, bucket.lost, places.numel()
-        values = bucket.scratch.take("sparse-values", count, flat.dtype, flat.device)
-        if lost is None:
-            kernels.gather(flat, places, out=values)
-        else:
-            kernels.take_(lost if lost is flat else lost.copy_(flat), places, out=values)
+        values = kernels.gather(flat, places, out=bucket.scratch.take("sparse-values", count, flat.dtype, flat.device))
         rounding = None
-        if lost is not None and not self.values.lossless(flat.dtype):
+        if lost is not None:
             rounding = bucket.scratch.take("sparse-rounding", count, flat.dtype, flat.device)
         size = self._value_bytes(bucket.layout, count)
         part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding, out=None)
         self.values.encode(part, self.values.level, out[:size])
         if rounding is not None and lost is not None:
-            kernels.scatter_add(rounding, places, 1.0, lost)
+            kernels.put_(lost if lost is flat else lost.copy_(flat), places, rounding)
         kernels.encode_indices(places, flat.numel(), out=out[size:])
 
     def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> bool:
@@ -77,9 +73,10 @@ class Message:
         if data.numel() != expected:
             raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         size = self._value_bytes(layout, count)
-        places = kernels.decode_indices(data[size:], count, layout.numel)
-        values = torch.zeros(count, dtype=out.dtype, device=out.device)
-        self.values.decode_add(data[:size], kept_layout(layout, count), self.values.level, values, 1.0)
+        places = workspace().take("sparse-places", count, torch.int32, out.device)
+        kernels.decode_indices(data[size:], count, layout.numel, out=places)
+        values = workspace().take("sparse-decoded", count, out.dtype, out.device)
+        self.values.decode_sum([data[:size]], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
         return moderate(values)
 
@@ -107,18 +104,15 @@ def converse_about(
     """
     flat, lost, count = bucket.flat, bucket.lost, few.numel
     own = bucket.scratch.take("kept", count, flat.dtype, flat.device)
-    rounding = None
-    if lost is None:
-        kernels.gather(flat, places, chunk=chunk, out=own)
-    else:
-        kernels.take_(lost if lost is flat else lost.copy_(flat), places, chunk=chunk, out=own)
-        rounding = bucket.scratch.take("kept-rounding", count, flat.dtype, flat.device)
+    kernels.gather(flat, places, chunk=chunk, out=own)
+    rounding = None if lost is None else bucket.scratch.take("kept-rounding", count, flat.dtype, flat.device)
     scheme = _without_memory(values)
     assert scheme is not None
     part = replace(bucket, flat=own.mul_(scale), layout=few, lost=rounding, spare=None, out=None)
     mean = yield from scheme.converse(part, Memory(), scheme.level)
     if lost is not None and rounding is not None:
-        kernels.scatter_add(rounding, places, _unscale(rounding, scale), lost, chunk=chunk)
+        lost = lost if lost is flat else lost.copy_(flat)
+        kernels.put_(lost, places, rounding.div_(scale), chunk=chunk)
     bucket.verdict.finite = moderate(mean, scale)
     kernels.scatter_add(mean, places, _unscale(mean, scale), bucket.target.zero_(), chunk=chunk)
     return bucket.target

@@ -49,15 +49,27 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
     are more than half near zero, with a wide tail; there E|x| is small, E x^2 / (2 E|x|) is the scale of the tail, and
     their mean, geometric and weighted 1:3, the range that loses least (by trial, on gradients of small networks).
     """
-    mean, largest, square = (torch.empty_like(like) for _ in range(3))
-    kernels.block_statistics(bucket.flat, bucket.layout.starts, block, absmean=mean, absmax=largest, square=square)
+    def room(name: str, dtype: torch.dtype = like.dtype) -> Tensor:
+        return bucket.scratch.take(f"laplace-{name}", like.numel(), dtype, like.device)
+
+    mean, largest, square = room("mean"), room("largest"), room("square")
+    kernels.block_statistics(
+        bucket.flat, bucket.layout.starts, block,
+        absmean=mean, absmax=largest, square=square, owed=bucket.owed, total=bucket.flat,
+    )  # fmt: skip
     if scale == "mean":
         return Statistics(mean, mean, largest, square)
-    lengths = bucket.layout.once(("lengths", block), lambda: _lengths(bucket.layout, block))
-    half = square / (2 * lengths.to(square.device))
-    # A square that float32 cannot hold says nothing.
+    key = ("twice the lengths", block, like.dtype, like.device)
+    twice = bucket.layout.once(key, lambda: (2 * _lengths(bucket.layout, block)).to(like))
+    half = torch.div(square, twice, out=room("half"))
     # By square roots, which round alike wherever in a tensor an entry lies; a vectorised power does not.
-    c = torch.where((half > 2.0**-100) & torch.isfinite(half), half.sqrt() * half.sqrt().sqrt() / mean.sqrt(), mean)
+    c = torch.sqrt(half, out=room("scale"))
+    rest = torch.sqrt(c, out=room("rest"))
+    c.mul_(rest).div_(torch.sqrt(mean, out=rest))
+    # A square that float32 cannot hold says nothing.
+    held = torch.gt(half, 2.0**-100, out=room("large", torch.bool))
+    held.logical_and_(torch.lt(half, torch.inf, out=room("small", torch.bool)))
+    torch.where(held, c, mean, out=c)
     return Statistics(c, mean, largest, square)
 
 

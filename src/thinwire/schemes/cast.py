@@ -55,20 +55,18 @@ class _Cast(Codec):
                 lost.zero_()
             return (yield Sum(flat.mul_(1.0 / bucket.workers)))
         narrow = bucket.scratch.take("cast", flat.numel(), self.dtype, flat.device)
-        kernels.scale_cast(flat, 1.0 / bucket.workers, narrow)
-        if lost is not None:
-            self._lose(flat, bucket.workers, narrow, lost)
+        self._narrow(flat, bucket.workers, narrow, lost)
         total = yield Sum(narrow)
         return flat.copy_(total)
 
-    def _lose(self, flat: Tensor, workers: int, narrow: Tensor, lost: Tensor) -> None:
-        """lost = what `narrow`, this worker's share, does not say.
+    def _narrow(self, flat: Tensor, workers: int, narrow: Tensor, lost: Tensor | None) -> None:
+        """narrow = this worker's share; lost = what that does not say.
 
         Where somebody remembers what is lost, send what lies beyond the dtype's range as its end: the rest comes
         later. Without memory it overflows, so that a GradScaler sees it.
         """
-        torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
-        if kernels.at_hand(lost) and kernels.all_finite(lost):
+        kernels.scale_cast(flat, 1.0 / workers, narrow, lost=lost, back=workers)
+        if lost is None or (kernels.at_hand(lost) and kernels.all_finite(lost)):
             return
         most = (1 - 2.0**-8) * torch.finfo(self.dtype).max  # so that no rounding takes a sum of them beyond
         ends = (flat / workers).clamp_(-most / workers, most / workers)
@@ -84,10 +82,7 @@ class _Cast(Codec):
         return layout.numel * self.dtype.itemsize
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        flat, values = bucket.flat, out.view(self.dtype)
-        kernels.scale_cast(flat, 1.0, values)
-        if bucket.lost is not None:
-            self._lose(flat, 1, values, bucket.lost)
+        self._narrow(bucket.flat, 1, out.view(self.dtype), bucket.lost)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)

@@ -42,7 +42,7 @@ class Natural(Codec):
         return Knob("bits", (2, 3, 4, 5), self.bits)
 
     def nbytes(self, layout: Layout, level: float) -> int:
-        return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, int(level))
+        return 4 * len(layout.segments) + layout.packed_bytes(0, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         scale, codes = self._fields(out, bucket.layout)

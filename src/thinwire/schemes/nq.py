@@ -56,7 +56,7 @@ class NQ(Codec):
 
     def nbytes(self, layout: Layout, level: float) -> int:
         header = 4 * layout.blocks(self.block) * (1 if self.block else 2)
-        return header + kernels.packed_bytes(layout.starts, self.block, int(level))
+        return header + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)

@@ -51,6 +51,7 @@ class PowerSGD(Scheme):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"p", "q"})
     matrices: ClassVar[bool] = True
     summary: ClassVar[str] = "low rank with a warm start; summable, few bytes on models made of matrices"
@@ -91,14 +92,16 @@ class PowerSGD(Scheme):
         return (yield from self._one_sided(bucket, memory, plan))
 
     def _two_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
-        flat, lost, out = bucket.flat, bucket.lost, bucket.target
+        out = bucket.target
         message = plan.message(bucket, "p", with_rest=True)
         for batch, p in plan.factors(message, "p"):
-            _products.times_rows(batch.of(flat), batch.recall(memory, "q"), p)
+            _products.times_rows(*batch.of_sum(bucket, batch.recall(memory, "q", bucket), p))
+        bucket = bucket.settled()
+        flat, lost = bucket.flat, bucket.lost
         first = yield Sum(message)
         if kernels.seen_nonfinite(first):
             return out.fill_(torch.nan)
-        left = [orthonormal(p) for _, p in plan.factors(first, "p")]
+        left = [orthonormal(p, _room(bucket, f"left-{n}", p)) for n, (_, p) in enumerate(plan.factors(first, "p"))]
 
         message = plan.message(bucket, "q", with_rest=False)
         for p, (batch, q) in zip(left, plan.factors(message, "q"), strict=True):
@@ -113,13 +116,14 @@ class PowerSGD(Scheme):
         return out if kernels.at_hand(first) else kernels.spoil_(kernels.spoil_(out, first), second)
 
     def _one_sided(self, bucket: Bucket, memory: Memory, plan: _Plan) -> Conversation:
-        flat, lost, out = bucket.flat, bucket.lost, bucket.target
+        settled, out = bucket.settled(), bucket.target
+        flat, lost = settled.flat, settled.lost
         old, new = ("q", "p") if bucket.step % 2 == 0 else ("p", "q")
-        bases = [batch.recall(memory, old) for batch in plan.batches]
+        bases = [batch.recall(memory, old, bucket) for batch in plan.batches]
         message = plan.message(bucket, new, with_rest=True)
         for basis, (batch, factor) in zip(bases, plan.factors(message, new), strict=True):
             times = _products.times_rows if new == "p" else _products.times_columns
-            times(batch.of(flat), basis, factor)
+            times(*batch.of_sum(bucket, basis, factor))
             if lost is not None:
                 p, q = (factor, basis) if new == "p" else (basis, factor)
                 # `out` is nobody's yet, or the matrix itself, which is not needed any more.
@@ -141,12 +145,18 @@ class PowerSGD(Scheme):
         return rows * cols > self.min_gain * share * factor_rank * (rows + cols)
 
 
-def orthonormal(wide: Tensor) -> Tensor:
-    """Orthonormal rows with the span of `wide`'s rows; zero and dependent rows get some other direction.
+def orthonormal(wide: Tensor, out: Tensor | None = None) -> Tensor:
+    """Orthonormal rows with the span of `wide`'s rows, as many; zero and dependent rows get some other direction.
 
     Equal input gives equal bits, so workers that hold the same sum hold the same basis.
     """
-    return torch.linalg.qr(wide.mT)[0].mT.contiguous() if kernels.at_hand(wide) else gram_schmidt(wide)
+    if not kernels.at_hand(wide):
+        return gram_schmidt(wide)
+    if out is None:
+        return torch.linalg.qr(wide.mT)[0].mT.contiguous()
+    rank = wide.shape[-2]
+    torch.linalg.qr(wide.mT, out=(out.mT, wide.new_empty((*wide.shape[:-2], rank, rank)).mT))
+    return out
 
 
 def gram_schmidt(wide: Tensor) -> Tensor:
@@ -196,19 +206,32 @@ class _Batch(NamedTuple):
         shape, strides = (len(self.names), self.rows, self.cols), (self.spacing, self.cols, 1)
         return flat.as_strided(shape, strides, flat.storage_offset() + self.start)
 
-    def recall(self, memory: Memory, key: str) -> Tensor:
-        """(batch, rank, size): an orthonormal basis of the factors found last."""
-        return orthonormal(torch.stack([memory[name, key][: self.factor_rank] for name in self.names]))
+    def of_sum(self, bucket: Bucket, basis: Tensor, out: Tensor) -> tuple[Tensor | None, ...]:
+        """What a product needs of the bucket and what is owed, whose sum goes into `lost`."""
+        if bucket.owed is None or bucket.lost is None:
+            return self.of(bucket.flat), basis, out, None, None
+        return self.of(bucket.flat), basis, out, self.of(bucket.owed), self.of(bucket.lost)
+
+    def recall(self, memory: Memory, key: str, bucket: Bucket) -> Tensor:
+        """(batch, rank, size): an orthonormal basis of the factors found last, kept until the conversation ends."""
+        found = [memory[name, key][: self.factor_rank] for name in self.names]
+        like = found[0].unsqueeze(0).expand(len(found), -1, -1)
+        stacked = torch.stack(found, out=_room(bucket, "factors", like))
+        return orthonormal(stacked, _room(bucket, f"basis-{self.names[0]}", like))
 
     def keep(self, memory: Memory, key: str, factors: Tensor, message: Tensor) -> None:
         """Remember the factors; a direction that came out as zero leaves the old one, and so do messages that are not
         finite, where nobody looked at them before."""
-        found = factors.abs().amax(2, keepdim=True) > 0
+        found = torch.linalg.vector_norm(factors, math.inf, dim=2, keepdim=True) > 0
         if not kernels.at_hand(message):
             found &= kernels.doubt(message) == 0
         for name, factor, nonzero in zip(self.names, factors, found, strict=True):
             kept = memory[name, key][: self.factor_rank]
-            kept.copy_(torch.where(nonzero, factor, kept))
+            torch.where(nonzero, factor, kept, out=kept)
+
+
+def _room(bucket: Bucket, name: str, like: Tensor) -> Tensor:
+    return bucket.scratch.take(f"powersgd-{name}", like.numel(), like.dtype, like.device).view(like.shape)
 
 
 @dataclass(frozen=True)
@@ -225,7 +248,13 @@ class _Plan:
         flat = bucket.flat
         message = bucket.scratch.take(f"powersgd-{side}", factors + rest, flat.dtype, flat.device)
         if rest:
-            self.rest.gather(flat, message[factors:]).mul_(1.0 / bucket.workers)
+            share = self.rest.gather(flat, message[factors:])
+            if bucket.owed is not None:  # nothing, unless the rank was higher before
+                at = 0
+                for start, stop in self.rest.runs:
+                    share[at : at + stop - start].add_(bucket.owed[start:stop])
+                    at += stop - start
+            share.mul_(1.0 / bucket.workers)
         return message
 
     def factors(self, message: Tensor, side: str) -> Iterator[tuple[_Batch, Tensor]]:

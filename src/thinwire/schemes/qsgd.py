@@ -47,7 +47,7 @@ class QSGD(Codec):
         return Knob("bits", (1, 2, 3, 4, 5, 6, 7, 8), self.bits)
 
     def nbytes(self, layout: Layout, level: float) -> int:
-        return 4 * layout.blocks(self.block) + kernels.packed_bytes(layout.starts, self.block, int(level))
+        return 4 * layout.blocks(self.block) + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         radius, codes = self._fields(out, bucket.layout)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.scheme import Conversation, Knob, Scheme
-from thinwire.kernels import random_u32
 from thinwire.schemes._sparse import check_density, check_shared_values, converse_about, density_knob, kept
 
 
@@ -51,24 +49,11 @@ class RandomK(Scheme):
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat = bucket.flat
         kernels.spoil_(flat, flat)  # else an entry that is not drawn would hide it from the group
-        places, few = draw(bucket.layout, level, bucket.keys(shared=True))
+        layout = bucket.layout
+        few = layout.once(("few", level), lambda: _few(layout, level))
+        places = bucket.scratch.take("drawn", few.numel, torch.int32)
+        kernels.draw_places(layout.starts, few.starts, bucket.keys(shared=True), out=places)
         return (yield from converse_about(bucket, places.to(flat.device), few, self.values))
-
-
-def draw(layout: Layout, density: float, keys: Tensor) -> tuple[Tensor, Layout]:
-    """int32: different places, each of a tensor as likely as any other; and the layout of what is there."""
-    few = layout.once(("few", density), lambda: _few(layout, density))
-    owner = torch.repeat_interleave(_numbers(len(few.segments)), torch.diff(few.starts))
-    number = _numbers(few.numel) - few.starts[owner]
-    count, numel = torch.diff(few.starts)[owner], torch.diff(layout.starts)[owner]
-    begin, end = number * numel // count, (number + 1) * numel // count
-    inside = random_u32(keys[owner], number) * (end - begin) >> 32
-    turn = random_u32(keys[owner], count) * numel >> 32
-    return (layout.starts[owner] + (begin + inside + turn) % numel).to(torch.int32), few
-
-
-def _numbers(count: int) -> Tensor:
-    return torch.arange(count, dtype=torch.int64, device="cpu")
 
 
 def _few(layout: Layout, density: float) -> Layout:

@@ -39,6 +39,7 @@ class RegTopK(Scheme):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
     summary: ClassVar[str] = "Top-k that learns from what came back which entries cancel; the same bytes"
 
     def __post_init__(self) -> None:
@@ -69,17 +70,18 @@ class RegTopK(Scheme):
         return {"others": torch.full(like.shape, huge, dtype=like.dtype, device=like.device)}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        flat, layout, workers = bucket.flat, bucket.layout, bucket.workers
+        layout, device = bucket.layout, bucket.flat.device
         count = kept(level, layout.numel)
-        places = bucket.scratch.take("places", count, torch.int32, flat.device)
-        kernels.top_k(flat, count, self._factor(bucket, memory), out=places)
-        had = kernels.gather(flat, places)
+        places = bucket.scratch.take("places", count, torch.int32, device)
+        bucket = self._choose(bucket, memory, places)
+        flat = bucket.flat
+        had = kernels.gather(flat, places, out=bucket.scratch.take("had", count, flat.dtype, device))
         # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
         codec, say = TopK(self.density, self.values), self._message.encode
         mean = yield Mean(codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out), exact=True)
         if bucket.verdict.finite or not kernels.seen_nonfinite(mean):
-            total = kernels.gather(mean, places).mul_(workers)
-            self._remember(bucket, memory, places, had, total)
+            total = kernels.gather(mean, places, out=bucket.scratch.take("total", count, flat.dtype, device))
+            self._remember(bucket, memory, places, had, total.mul_(bucket.workers))
         return mean
 
     def rescale(self, memory: Memory, factor: float) -> None:
@@ -88,13 +90,21 @@ class RegTopK(Scheme):
                 huge = torch.finfo(others.dtype).max
                 others.copy_(torch.where(others == huge, others, others * factor))
 
-    def _factor(self, bucket: Bucket, memory: Memory) -> Tensor:
-        """tanh(|1 + D| / mu) for every entry."""
+    def _choose(self, bucket: Bucket, memory: Memory, places: Tensor) -> Bucket:
+        """Find the places of the largest |a| tanh(|1 + D| / mu); the bucket with what was owed in it."""
+        count = places.numel()
         if self.denominator == "previous":
-            return memory.flat("factor", bucket.layout)
+            factor = memory.flat("factor", bucket.layout)
+            kernels.top_k(bucket.flat, count, factor, out=places, owed=bucket.owed, total=bucket.lost)
+            return bucket.settled()
+        if bucket.owed is not None and bucket.lost is not None:  # the factor itself follows from the sum
+            torch.add(bucket.flat, bucket.owed, out=bucket.lost)
+            bucket = bucket.settled()
         others = memory.flat("others", bucket.layout)
         factor = bucket.scratch.take("factor", others.numel(), others.dtype, others.device)
-        return self._squash(torch.div(others, bucket.flat, out=factor).add_(1))
+        factor = self._squash(torch.div(others, bucket.flat, out=factor).add_(1))
+        kernels.top_k(bucket.flat, count, factor, out=places)
+        return bucket
 
     def _remember(self, bucket: Bucket, memory: Memory, places: Tensor, had: Tensor, total: Tensor) -> None:
         if self.denominator == "previous":

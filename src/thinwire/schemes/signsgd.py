@@ -27,19 +27,21 @@ class SignSGD(Codec):
     """
 
     unbiased: ClassVar[bool] = False
+    settles: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
     summary: ClassVar[str] = "one bit per entry and one scale per tensor; needs its error memory"
 
     def nbytes(self, layout: Layout, level: float) -> int:
-        return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, 1)
+        return 4 * len(layout.segments) + layout.packed_bytes(0, 1)
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         scale, codes = self._fields(out, bucket.layout)
-        kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmean=scale)
+        flat = bucket.flat
+        kernels.block_statistics(flat, bucket.layout.starts, 0, absmean=scale, owed=bucket.owed, total=flat)
         # Two levels, -scale and +scale, and the nearer one: the sign.
         kernels.quantize_uniform(
-            bucket.flat, bucket.layout.starts, 0, 1, scale,
+            flat, bucket.layout.starts, 0, 1, scale,
             keys=None, counters=bucket.layout.counters, out=codes, lost=bucket.lost,
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ class TernGrad(Codec):
         return self.clip == 0
 
     def nbytes(self, layout: Layout, level: float) -> int:
-        return 4 * len(layout.segments) + kernels.packed_bytes(layout.starts, 0, 2)
+        return 4 * len(layout.segments) + layout.packed_bytes(0, 2)
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         starts = bucket.layout.starts

@@ -92,7 +92,7 @@ class THC(Scheme):
         if self.saturate:
             energy, step = yield from self._step_by_agreement(bucket, memory, blocks, energy, bits)
         else:
-            step = yield from self._step_by_norm(blocks, energy, bits)
+            step = yield from self._step_by_norm(bucket, blocks, energy, bits)
 
         integers = bucket.scratch.take("thc-integers", blocks.numel, _holding(width), flat.device)
         offset, low, high = self._steps(bucket, bits)
@@ -102,7 +102,8 @@ class THC(Scheme):
         )  # fmt: skip
         total = yield Sum(integers, width=width, saturate=self.saturate)
 
-        share = (step / workers).to(flat.dtype)
+        share = bucket.scratch.take("thc-share", step.numel(), step.dtype, step.device)
+        share = torch.div(step, workers, out=share).to(flat.dtype)
         mean = bucket.scratch.take("thc-mean", flat.numel(), flat.dtype, flat.device) if self.saturate else flat
         offset = 0.5 if workers % 2 and not self.saturate else 0.0
         kernels.unrotate_sum(
@@ -124,11 +125,16 @@ class THC(Scheme):
         half, odd = 1 << (bits - 1), bucket.place % 2
         return 0.5 - odd, odd - half, odd + half - 1
 
-    def _step_by_norm(self, blocks: Rotation, energy: Tensor, bits: int) -> Generator[Request, Tensor, Tensor]:
+    def _step_by_norm(
+        self, bucket: Bucket, blocks: Rotation, energy: Tensor, bits: int
+    ) -> Generator[Request, Tensor, Tensor]:
         norms = yield Max(energy.sqrt_())
+        key = ("roots of lengths", self.rotate, norms.dtype, norms.device)
+        roots = bucket.layout.once(key, lambda: blocks.lengths.to(norms).sqrt())
+        step = bucket.scratch.take("thc-step", blocks.blocks, norms.dtype, norms.device)
+        torch.mul(norms, REACH, out=step).div_(roots)
         # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
-        reach = torch.minimum(norms * REACH / blocks.lengths.to(norms).sqrt(), norms)
-        return reach * (2 / ((1 << bits) - 1))
+        return torch.minimum(step, norms, out=step).mul_(2 / ((1 << bits) - 1))
 
     def _step_by_agreement(
         self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, bits: int

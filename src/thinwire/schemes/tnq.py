@@ -51,6 +51,7 @@ class TNQ(Codec):
     budget: float | None = None  # bits per coordinate on average, instead of `bits`
 
     unbiased: ClassVar[bool] = False
+    settles: ClassVar[bool] = True
     summary: ClassVar[str] = "truncated non-uniform quantisation: the least error of the plain quantisers"
 
     def __post_init__(self) -> None:
@@ -106,13 +107,13 @@ class TNQ(Codec):
 
     def nbytes(self, layout: Layout, level: float) -> int:
         header = 4 * layout.blocks(self.block) * (1 + self._shape_fields)
-        return header + kernels.packed_bytes(layout.starts, self.block, int(level))
+        return header + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)
         radius, shapes, codes = self._fields(out, layout)
         group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
-        torch.minimum(group.scale * self._threshold(bits), group.largest, out=radius)
+        torch.minimum(torch.mul(group.scale, self._threshold(bits), out=radius), group.largest, out=radius)
         if self.block:
             table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
             kernels.quantize_levels(
@@ -217,7 +218,8 @@ class TNQ(Codec):
         payload has the size that its own layout and width give.
         """
         scales = torch.empty(len(bucket.segments), dtype=torch.float32, device=bucket.flat.device)
-        kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmean=scales)
+        owed, flat = bucket.owed, bucket.flat
+        kernels.block_statistics(flat, bucket.layout.starts, 0, absmean=scales, owed=owed, total=flat)
         total = yield Sum(scales)
         widths = theory.allocate(budget, total.tolist(), [segment.numel for segment in bucket.segments])
         plain = replace(self, budget=None)
@@ -240,7 +242,7 @@ def _part(bucket: Bucket, tensors: Selection, width: int) -> Bucket:
     like = (tensors.numel, bucket.flat.dtype, bucket.flat.device)
     lost = None if bucket.lost is None else scratch.take("tnq-lost", *like)
     flat = tensors.gather(bucket.flat, scratch.take("tnq-part", *like))
-    return replace(bucket, flat=flat, layout=tensors.layout, lost=lost, scratch=scratch)
+    return replace(bucket, flat=flat, layout=tensors.layout, lost=lost, owed=None, scratch=scratch)
 
 
 @lru_cache(maxsize=1024)

@@ -30,6 +30,7 @@ class TopK(Codec):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
     summary: ClassVar[str] = "the largest entries with their places; few bytes for few workers"
 
     def __post_init__(self) -> None:
@@ -54,8 +55,8 @@ class TopK(Codec):
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         flat, count = bucket.flat, kept(level, bucket.layout.numel)
         places = bucket.scratch.take("places", count, torch.int32, flat.device)
-        kernels.top_k(flat, count, out=places)
-        self._message.encode(bucket, places, out)
+        kernels.top_k(flat, count, out=places, owed=bucket.owed, total=bucket.lost)
+        self._message.encode(bucket.settled(), places, out)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self._message.decode_add(data, layout, kept(level, layout.numel), out, weight)

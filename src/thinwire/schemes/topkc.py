@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
+from thinwire.core.layout import integers
 from thinwire.core.memory import Memory
 from thinwire.core.request import Sum, holds_sum
 from thinwire.core.scheme import Conversation, Knob, Scheme
@@ -60,16 +61,19 @@ class TopKC(Scheme):
         flat = bucket.flat
         chunks = -(-flat.numel() // self.chunk)
         own = bucket.scratch.take("norms", chunks, torch.float32, flat.device)
-        whole = torch.tensor([0, flat.numel()], dtype=torch.int64, device="cpu")
+        whole = bucket.layout.once("whole", lambda: integers([0, flat.numel()]))
         kernels.block_statistics(flat, whole, self.chunk, square=own, owed=bucket.owed, total=bucket.lost)
-        if bucket.owed is not None and bucket.lost is not None:
-            bucket = replace(bucket, flat=bucket.lost, owed=None)
-        norms = yield Sum(own.to(torch.bfloat16) if holds_sum(torch.bfloat16, bucket.workers) else own)
-        norms = norms.to(torch.float32)
+        bucket = bucket.settled()
+        if holds_sum(torch.bfloat16, bucket.workers):
+            short = bucket.scratch.take("norms", chunks, torch.bfloat16, flat.device)
+            norms = own.copy_((yield Sum(short.copy_(own))))
+        else:
+            norms = yield Sum(own)
         if kernels.seen_nonfinite(norms):
             # Somebody's gradient is not finite, or past 1e19: nobody can use this step, and all see it alike.
             return bucket.target.fill_(torch.nan)
-        places = kernels.top_k(norms, kept(level, chunks))
+        count = kept(level, chunks)
+        places = kernels.top_k(norms, count, out=bucket.scratch.take("chunks", count, torch.int32, flat.device))
         scale = _scale(norms)
         few = kept_layout(bucket.layout, places.numel() * self.chunk)
         mean = yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale)

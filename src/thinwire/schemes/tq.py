@@ -31,6 +31,7 @@ class TQ(Codec):
     scale: str = "moments"  # how the scale is estimated; "mean" => mean |x|, best on pure Laplace data
 
     unbiased: ClassVar[bool] = False
+    settles: ClassVar[bool] = True
     summary: ClassVar[str] = "truncated uniform quantisation; TNQ with even levels"
 
     def __post_init__(self) -> None:
@@ -56,12 +57,13 @@ class TQ(Codec):
         return Knob("bits", (1, 2, 3, 4, 5, 6, 7, 8), self.bits)
 
     def nbytes(self, layout: Layout, level: float) -> int:
-        return 4 * layout.blocks(self.block) + kernels.packed_bytes(layout.starts, self.block, int(level))
+        return 4 * layout.blocks(self.block) + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         radius, codes = self._fields(out, bucket.layout)
         group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
-        torch.minimum(group.scale * theory.uniform_threshold(int(level)), group.largest, out=radius)
+        torch.mul(group.scale, theory.uniform_threshold(int(level)), out=radius)
+        torch.minimum(radius, group.largest, out=radius)
         kernels.quantize_uniform(
             bucket.flat, bucket.layout.starts, self.block, int(level), radius,
             keys=bucket.keys(), counters=bucket.layout.counters, out=codes, lost=bucket.lost,

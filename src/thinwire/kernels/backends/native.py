@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends import reference
 from thinwire.kernels.backends.memory import or_empty
 from thinwire.kernels.backends.reference.indices import index_bytes, low_bits
 from thinwire.kernels.levels import Levels
 
-ABI = 4  # what this package expects of the compiled module
+ABI = 5  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
 PER_THREAD = 1 << 20  # entries: to wake a thread for fewer costs more than it saves
@@ -29,6 +30,7 @@ _CASTS = {
     "narrow": {(_F32, _F16): "narrow_to_fp16", (_F32, _BF16): "narrow_to_bf16"},
     "widen": {(_F16, _F32): "widen_from_fp16", (_BF16, _F32): "widen_from_bf16"},
     "cast_add": {(_F16, _F32): "add_from_fp16", (_BF16, _F32): "add_from_bf16"},
+    "sum_halves": {(_F16,): "sum_fp16", (_BF16,): "sum_bf16"},
 }
 
 
@@ -65,6 +67,10 @@ def all_finite(x: Tensor) -> bool:
     return module().all_finite(x.data_ptr(), x.numel(), _threads(x))
 
 
+def keep_(kept: Tensor, new: Tensor) -> None:
+    module().keep(kept.data_ptr(), new.data_ptr(), kept.numel(), _threads(kept))
+
+
 def block_statistics(
     x: Tensor, starts: Tensor, block: int, *,
     absmean: Tensor | None = None, absmax: Tensor | None = None, square: Tensor | None = None,
@@ -79,8 +85,14 @@ def block_statistics(
         )  # fmt: skip
 
 
-def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
+def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
+    if lost is None:
+        _cast("scale_cast", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
+    elif out.dtype is _F32:  # nobody casts to what it was and asks what that lost
+        reference.scale_cast(x, weight, out, lost=lost, back=back)
+    else:
+        losing = module().losing_to_fp16 if out.dtype is _F16 else module().losing_to_bf16
+        losing(x.data_ptr(), weight, back, out.data_ptr(), lost.data_ptr(), x.numel(), _threads(x))
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
@@ -96,8 +108,12 @@ def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
     _cast("cast_add", x.dtype, out.dtype)(x.data_ptr(), weight, out.data_ptr(), x.numel(), _threads(x))
 
 
-def _cast(operation: str, source: torch.dtype, target: torch.dtype) -> Any:
-    return getattr(module(), _CASTS[operation][source, target])
+def sum_halves(x: Tensor, count: int, out: Tensor) -> None:
+    _cast("sum_halves", x.dtype)(x.data_ptr(), count, out.numel(), out.data_ptr(), _threads(x))
+
+
+def _cast(operation: str, *dtypes: torch.dtype) -> Any:
+    return getattr(module(), _CASTS[operation][dtypes])
 
 
 def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
@@ -150,8 +166,13 @@ def unrotate_levels_sum(
     )  # fmt: skip
 
 
-def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
-    module().with_rows(matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _threads(matrix))
+def times_rows(
+    matrix: Tensor, basis: Tensor, out: Tensor, *, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    module().with_rows(
+        matrix.data_ptr(), *matrix.shape, basis.data_ptr(), len(basis), out.data_ptr(), _address(owed), _address(total),
+        _threads(matrix),
+    )  # fmt: skip
 
 
 def times_columns(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
@@ -181,6 +202,10 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
     if k:
         module().decode_indices(data.data_ptr(), k, n, low_bits(k, n), out.data_ptr())
     return out
+
+
+def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
+    module().draw_places(starts.data_ptr(), few.data_ptr(), keys.data_ptr(), keys.numel(), out.data_ptr())
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
@@ -263,9 +288,14 @@ def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) ->
     )  # fmt: skip
 
 
-def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+def top_k(
+    x: Tensor, k: int, weight: Tensor | None = None, *,
+    out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     out = or_empty(out, k, torch.int32, like=x)
-    module().top_k(x.data_ptr(), _address(weight), x.numel(), k, out.data_ptr(), _threads(x))
+    module().top_k(
+        x.data_ptr(), _address(owed), _address(total), _address(weight), x.numel(), k, out.data_ptr(), _threads(x)
+    )
     return out
 
 

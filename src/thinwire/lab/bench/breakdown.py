@@ -27,7 +27,7 @@ OPERATIONS = (
 
 # By the beginning of a kernel's name, the longest that fits.
 _KERNELS = {
-    "all_finite": "statistics", "block_": "statistics", "top_k": "select", "hadamard_": "rotate", "rotate": "rotate",
+    "all_finite": "statistics", "keep_": "copy", "draw": "select", "block_": "statistics", "top_k": "select", "hadamard_": "rotate", "rotate": "rotate",
     "quantize": "quantise", "dequantize": "decode", "unrotate": "decode", "pack_ints": "pack", "add_packed": "decode",
     "encode_indices": "pack", "decode_indices": "decode", "gather": "copy", "take_": "copy", "put_": "copy",
     "scatter_add": "decode", "scale_cast": "quantise", "narrow": "quantise", "widen": "decode", "cast_add": "decode",
@@ -42,8 +42,11 @@ _TORCH = {
 _CALLERS = {"feedback.py": "feedback", "partition.py": "copy"}
 
 
+SMALL = 4096  # bytes: smaller tensors are not counted as fresh, since they come from what malloc keeps anyway
+
+
 class Breakdown:
-    """Seconds by operation; bytes of fresh tensors."""
+    """Seconds by operation; bytes of fresh tensors of at least SMALL bytes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(OPERATIONS, 0.0)
@@ -101,7 +104,8 @@ class _Watch(TorchDispatchMode):
         result = self._breakdown.book(operation, lambda: func(*args, **kwargs))
         known = {_memory(tensor) for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)}
         fresh = {_memory(t): t for t in tree_iter(result) if isinstance(t, torch.Tensor) and _memory(t) not in known}
-        self._breakdown.allocated += sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())
+        sizes = (tensor.untyped_storage().nbytes() for tensor in fresh.values())
+        self._breakdown.allocated += sum(size for size in sizes if size >= SMALL)
         return result
 
 

@@ -50,7 +50,7 @@ class SchemeRow:
     memcpys: float  # median step / median copy
     least_memcpys: float  # fastest step / fastest copy: other work on the machine only ever adds
     operations: dict[str, float]  # memcpys, of a watched step
-    allocated_bytes: int  # of fresh tensors in a step
+    allocated_bytes: int  # of fresh tensors in a step, leaving out those under breakdown.SMALL
     scratch_bytes: int  # kept from step to step
 
 

@@ -35,7 +35,7 @@ class Accounting(Rehearsal):
         size = arithmetic.aligned(codec.nbytes(bucket.layout, level))
         own = bucket.scratch.take("payload", size, torch.uint8, bucket.flat.device)
         codec.encode_padded(bucket, level, own, mean.encode)  # what is lost is asked for
-        if arithmetic.route_for(mean, self.route, self.workers) == "gather":
+        if arithmetic.route_for(mean, self.route, self.workers, self.link) == "gather":
             yield [AllGathered(_sized(size * self.workers), _sized(size), self.group)]
         else:
             assert codec.grain is not None

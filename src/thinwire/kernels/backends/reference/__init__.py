@@ -9,9 +9,9 @@ Randomness: the draw of an element is a function of its stretch's key and of its
 `counters[stretch]` plus the element's place in the stretch.
 """
 
-from thinwire.kernels.backends.reference.blockstats import all_finite, block_statistics, keep_finite_
-from thinwire.kernels.backends.reference.cast import cast_add, narrow, scale_cast, widen
-from thinwire.kernels.backends.reference.draws import random_u32
+from thinwire.kernels.backends.reference.blockstats import all_finite, block_statistics, keep_, keep_finite_
+from thinwire.kernels.backends.reference.cast import cast_add, narrow, scale_cast, sum_halves, widen
+from thinwire.kernels.backends.reference.draws import draw_places, random_u32
 from thinwire.kernels.backends.reference.hadamard import hadamard_
 from thinwire.kernels.backends.reference.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.backends.reference.integers import add_packed, add_packed_saturating, pack_ints
@@ -35,7 +35,7 @@ from thinwire.kernels.backends.reference.sparse import gather, put_, scatter_add
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum",
-    "encode_indices", "gather", "hadamard_", "index_bytes", "keep_finite_", "narrow", "outer_product", "pack_ints",
+    "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow", "outer_product", "pack_ints",
     "put_", "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast",
-    "scatter_add", "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
+    "scatter_add", "sum_halves", "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip

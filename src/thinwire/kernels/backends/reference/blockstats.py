@@ -18,6 +18,11 @@ def all_finite(x: Tensor) -> bool:
     return bool(torch.isfinite(x).all())
 
 
+def keep_(kept: Tensor, new: Tensor) -> None:
+    """kept = new, in kept's dtype."""
+    kept.copy_(new)
+
+
 def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     """kept = new where all of `judged` is finite, else kept stays: decided where the tensors are, nobody waits."""
     kept.copy_(torch.where(torch.isfinite(judged).all(), new.to(kept.dtype), kept))

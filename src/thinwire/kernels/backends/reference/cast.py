@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 
-def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    """out = weight * x in x's dtype, then rounded to out's."""
+def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
+    """out = weight * x in x's dtype, then rounded to out's; lost = x - back * out in x's, rounded twice."""
     out.copy_(x * weight)
+    if lost is not None:
+        lost.copy_(x - out.to(x.dtype) * back)
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
@@ -23,6 +25,15 @@ def widen(x: Tensor, out: Tensor) -> None:
     """What `narrow` left in the front of out's memory, back in out's dtype."""
     for piece in reversed(_pieces(out)):
         out[piece] = x[piece].to(out.dtype, copy=True)
+
+
+def sum_halves(x: Tensor, count: int, out: Tensor) -> None:
+    """out = the sum of `count` equally long parts of x, in order: taken in float32 and rounded once."""
+    first, *others = x.view(count, -1)
+    total = first.to(torch.float32)
+    for part in others:
+        total += part.to(torch.float32)
+    out.copy_(total)
 
 
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:

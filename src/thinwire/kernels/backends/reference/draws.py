@@ -25,6 +25,24 @@ def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
+def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
+    """out: places in stretches of a buffer, few[s]..few[s + 1] of them in stretch s; every one as likely as any other.
+
+    One is drawn from each of as many equal parts of the stretch, laid out as a ring with a random beginning.
+    """
+    owner = torch.repeat_interleave(_numbers(len(few) - 1), torch.diff(few))
+    number = _numbers(int(few[-1])) - few[owner]
+    count, numel = torch.diff(few)[owner], torch.diff(starts)[owner]
+    begin, end = number * numel // count, (number + 1) * numel // count
+    inside = random_u32(keys[owner], number) * (end - begin) >> 32
+    turn = random_u32(keys[owner], count) * numel >> 32
+    out.copy_(starts[owner] + (begin + inside + turn) % numel)
+
+
+def _numbers(count: int) -> Tensor:
+    return torch.arange(count, dtype=torch.int64, device="cpu")
+
+
 def random_unit(key: int | Tensor, counter: Tensor) -> Tensor:
     """float32 in [0, 1), 24 bits, from `random_u32`."""
     return (random_u32(key, counter) >> 8).to(torch.float32) * 2.0**-24

@@ -13,8 +13,12 @@ from torch import Tensor
 SUMS = 16
 
 
-def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
-    """out[k, i] = <row i of the matrix, basis[k]>."""
+def times_rows(
+    matrix: Tensor, basis: Tensor, out: Tensor, *, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    """out[k, i] = <row i of the matrix, basis[k]>; with `owed`, total = matrix + owed, and that is multiplied."""
+    if owed is not None:
+        matrix = torch.add(matrix, owed, out=total)
     filled = -matrix.shape[1] % SUMS
     m, q = (torch.nn.functional.pad(each, (0, filled)) for each in (matrix, basis))
     total = torch.zeros((*out.shape, SUMS), dtype=out.dtype, device=out.device)

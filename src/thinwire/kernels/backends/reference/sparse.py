@@ -12,8 +12,16 @@ from torch import Tensor
 from thinwire.kernels.backends.memory import or_empty
 
 
-def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
-    """int32[k]: where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals."""
+def top_k(
+    x: Tensor, k: int, weight: Tensor | None = None, *,
+    out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """int32[k]: where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals.
+
+    With `owed`, total = x + owed, and that is looked at.
+    """
+    if owed is not None:
+        x = torch.add(x, owed, out=total)
     score = (x if weight is None else x * weight).abs()
     order = torch.sort(score, descending=True, stable=True).indices
     return or_empty(out, k, torch.int32, like=x).copy_(order[:k].sort().values)
