@@ -1,5 +1,5 @@
-"""The Triton kernels without a card: they compile for cards of three kinds, nothing is fused, nothing waits, and what an
-operation takes of fresh memory is less than the message."""
+"""The Triton kernels without a card: they compile for cards of three kinds, nothing is fused, nothing waits, and what
+an operation takes of fresh memory is less than the message."""
 
 import inspect
 import sys
