@@ -9,13 +9,14 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-full lint format bench sanitize chaos soak fuzz torch-tests clean
+.PHONY: help demo picture test test-full test-gpu lint format bench sanitize chaos soak fuzz torch-tests clean
 
 help:
 	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
 	@echo "make picture    the same with three exchanges, and a picture of its page in docs/ (needs chromium)"
 	@echo "make test       run the whole test suite"
 	@echo "make test-full  the same with the long versions"
+	@echo "make test-gpu   what needs a CUDA device: the kernels there against their references"
 	@echo "make lint       ruff and pyright"
 	@echo "make bench      the speed of every kernel"
 	@echo "make sanitize   the kernel tests and a short fuzz under ASan and UBSan"
@@ -40,6 +41,9 @@ test: $(VENV)/installed-dev
 
 test-full: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from thinwire.lab.bench.bench import bench
+from thinwire.lab.bench.device import bench_device
 from thinwire.lab.bench.schemes import bench_schemes
 from thinwire.lab.cost.advise import checked
 from thinwire.lab.cost.advise_command import advise_on_networks, parameters
@@ -211,6 +212,7 @@ def bench_kernels(
     workers: Annotated[int, typer.Option(help="With --schemes: the size of the group that is pretended.")] = 2,
     only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
     repeats: Annotated[int | None, typer.Option(help="Rounds: 5 of kernels, 15 of conversations.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda where there is one: kernels against a copy there.")] = "cpu",
     json_file: Json = None,
 ) -> None:
     """The speed of every kernel against memcpy and its PyTorch reference, or of whole conversations.
@@ -232,7 +234,11 @@ def bench_kernels(
         raise ValueError("--scheme and --workers need --schemes")
     if schemes and only:
         raise ValueError("--only chooses kernels; with --schemes use --scheme")
-    if schemes:
+    if device != "cpu":
+        if schemes:
+            raise ValueError("--device is for kernels: conversations are held in CPU memory")
+        bench_device(device, repeats=repeats or 20, only=only, json_file=json_file)
+    elif schemes:
         bench_schemes(scheme, repeats=repeats or 15, workers=workers, json_file=json_file)
     else:
         bench(repeats=repeats or 5, only=only, json_file=json_file)

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from thinwire import kernels
 from thinwire.cli import app
+from thinwire.kernels import backends
+from thinwire.lab import doctor
 from thinwire.lab.bench import schemes
 from thinwire.lab.bench.breakdown import OPERATIONS, SMALL, Breakdown
 from thinwire.lab.tasks import models
@@ -93,3 +95,33 @@ def test_options_that_do_not_belong_together_are_refused():
     for options in (["--scheme", "qsgd"], ["--schemes", "--only", "top-k"], ["--schemes", "--scheme", "nonsense"]):
         result = CliRunner().invoke(app, ["bench", *options])
         assert isinstance(result.exception, ValueError), options
+
+
+def test_without_a_card_one_line_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = CliRunner().invoke(app, ["bench", "--device", "cuda"])
+    assert done.exit_code != 0
+    assert "there is no CUDA device here" in str(done.exception) + done.output
+    for arguments, message in (
+        (["--device", "mps"], "must be cpu or cuda"),
+        (["--device", "cuda", "--schemes"], "kernels"),
+    ):
+        done = CliRunner().invoke(app, ["bench", *arguments])
+        assert done.exit_code != 0 and message in str(done.exception) + done.output
+
+
+def test_doctor_says_what_does_every_operation_on_every_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = {finding.what: finding for finding in doctor.examine()}
+    native, triton = doctor.backends_of("cpu"), doctor.backends_of("cuda")
+    assert native["top_k"] == "native" and native["random_u32"] == "reference" and set(triton.values()) == {"triton"}
+    assert f"{len(triton)} triton" in found["operations on cuda"].found
+    assert found["operations on cuda"].found.startswith("would take")
+    monkeypatch.setattr(backends, "FAST", {"cpu": "native", "cuda": "missing"})
+    backends._found.cache_clear()
+    try:
+        finding = {finding.what: finding for finding in doctor.examine()}["operations on cuda"]
+        assert finding.found == "would take all reference" and "thinwire[gpu]" in finding.follows
+    finally:
+        monkeypatch.undo()
+        backends._found.cache_clear()

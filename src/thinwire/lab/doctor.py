@@ -10,7 +10,8 @@ from importlib.metadata import version
 import torch
 import torch.distributed as dist
 
-from thinwire.kernels import native
+from thinwire.kernels import native, reference
+from thinwire.kernels.backends import fast, implementation
 from thinwire.lab.network import shaped
 
 SLOW = (
@@ -33,6 +34,8 @@ def examine() -> list[Finding]:
         Finding("Python", platform.python_version(), True),
         Finding("PyTorch", torch.__version__, True),
         _kernels(),
+        _operations("cpu"),
+        _operations("cuda"),
         _backends(),
         _threads(),
         _accelerator(),
@@ -44,6 +47,38 @@ def _kernels() -> Finding:
     if native.module():
         return Finding("kernels", native.status(), True)
     return Finding("kernels", native.status(), False, SLOW)
+
+
+HALVES = (torch.float32, torch.float16)
+DTYPES = {"narrow": HALVES, "scale_cast": HALVES, "widen": HALVES[::-1], "cast_add": HALVES[::-1]}
+
+
+def backends_of(device: str) -> dict[str, str]:
+    """{operation: what does it on such a device}: for float32, and for casts between that and float16."""
+    names = sorted(set(reference.__all__) - {"index_bytes"})
+    found = {}
+    for name in names:
+        dtypes = DTYPES.get(name, (torch.float32,))
+        chosen = implementation(getattr(reference, name), torch.device(device), *dtypes)
+        found[name] = chosen.__module__.removeprefix("thinwire.kernels.backends.").split(".")[0]
+    return found
+
+
+def _operations(device: str) -> Finding:
+    """Also where there is no such device: what would do its work."""
+    found = backends_of(device)
+    by_backend = {
+        backend: [name for name in found if found[name] == backend] for backend in dict.fromkeys(found.values())
+    }
+    counts = [f"{len(names)} {backend}" for backend, names in sorted(by_backend.items())]
+    slow, why = by_backend.get("reference", []), fast(device)[1]
+    would = "" if device == "cpu" or torch.cuda.is_available() else "would take "
+    if len(slow) == len(found):
+        hint = "pip install thinwire[gpu]" if device == "cuda" else "see kernels"
+        return Finding(f"operations on {device}", would + "all reference", device == "cuda", why and f"{why}: {hint}")
+    return Finding(
+        f"operations on {device}", would + ", ".join(counts), True, f"reference: {', '.join(slow)}" if slow else ""
+    )
 
 
 def _backends() -> Finding:
@@ -60,7 +95,7 @@ def _threads() -> Finding:
 def _accelerator() -> Finding:
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name(0)
-        return Finding("CUDA", name, True, "CUDA tensors run on the PyTorch references")
+        return Finding("CUDA", name, True)
     return Finding("CUDA", "none", True, "training runs on the CPU")
 
 

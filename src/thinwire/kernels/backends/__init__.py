@@ -6,15 +6,14 @@ A backend is a module with the reference's operations under the same names, with
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
-from thinwire.kernels.backends import native
-
-FAST = {"cpu": native}  # by type of device
+FAST = {"cpu": "native", "cuda": "triton"}  # by type of device, imported when first asked for
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
@@ -26,5 +25,19 @@ def implementation(meaning: Operation, device: torch.device, *dtypes: torch.dtyp
 
 @cache  # a dictionary's look-up per call: kernels run in the middle of backward
 def _found(meaning: Callable[..., Any], device: str, dtypes: tuple[torch.dtype, ...]) -> Any:
-    backend, name = FAST.get(device), meaning.__name__
+    backend, name = fast(device)[0], meaning.__name__
     return getattr(backend, name, meaning) if backend and backend.takes(name, dtypes) else meaning
+
+
+def fast(device: str) -> tuple[Any, str]:
+    """The fast backend for a type of device, or None; and why there is none."""
+    name = FAST.get(device)
+    return _loaded(name) if name else (None, f"references only: nothing faster is known for {device}")
+
+
+@cache
+def _loaded(name: str) -> tuple[Any, str]:
+    try:
+        return importlib.import_module(f"thinwire.kernels.backends.{name}"), ""
+    except ImportError as error:
+        return None, f"references only: {error}"

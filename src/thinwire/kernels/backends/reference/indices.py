@@ -27,12 +27,12 @@ from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 @lru_cache(maxsize=1024)
 def low_bits(k: int, n: int) -> int:
     """How many low bits of each of k indices below n are written as they are."""
-    return min(range(31), key=lambda low: sum(_part_bytes(k, n, low)))
+    return min(range(31), key=lambda low: sum(part_bytes(k, n, low)))
 
 
 def index_bytes(k: int, n: int) -> int:
     """The size of k encoded indices below n."""
-    return sum(_part_bytes(k, n, low_bits(k, n))) if k else 0
+    return sum(part_bytes(k, n, low_bits(k, n))) if k else 0
 
 
 def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Tensor:
@@ -44,7 +44,7 @@ def encode_indices(indices: Tensor, n: int, *, out: Tensor | None = None) -> Ten
     if int(indices[0]) < 0 or int(indices[-1]) >= n or not bool((indices.diff() > 0).all()):
         raise ValueError("indices must ascend, without repeats, from 0 or more to below n")
     low = low_bits(k, n)
-    low_bytes, high_bytes = _part_bytes(k, n, low)
+    low_bytes, high_bytes = part_bytes(k, n, low)
     number = torch.arange(k, dtype=torch.int64, device=out.device)
     values = indices - number
     out[:low_bytes] = put_bits(values & ((1 << low) - 1), low, number * low, low_bytes)
@@ -58,7 +58,7 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
     if k == 0:
         return out
     low = low_bits(k, n)
-    low_bytes, high_bytes = _part_bytes(k, n, low)
+    low_bytes, high_bytes = part_bytes(k, n, low)
     number = torch.arange(k, dtype=torch.int64, device=data.device)
     bits = get_bits(data[low_bytes:], 1, torch.arange(high_bytes * 8, dtype=torch.int64, device=data.device))
     places = bits.nonzero().squeeze(1)
@@ -73,6 +73,6 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
     return out.copy_(values + number)
 
 
-def _part_bytes(k: int, n: int, low: int) -> tuple[int, int]:
+def part_bytes(k: int, n: int, low: int) -> tuple[int, int]:
     """The sizes of the low bits and of the bitmap."""
     return -(-k * low // 8), -(-(((n - k) >> low) + k) // 8)

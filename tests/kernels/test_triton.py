@@ -1,0 +1,142 @@
+"""The Triton kernels without a card: they compile for cards of three kinds, nothing is fused, nothing waits, and what
+an operation takes of fresh memory is less than the message."""
+
+import inspect
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thinwire import kernels
+from thinwire.kernels import Shapes, backends
+from thinwire.kernels.warm import calls
+
+pytest.importorskip("triton")
+
+from benchmarks import cubins
+from thinwire.kernels.backends import triton as backend
+
+INEXACT = ("fma.", ".ftz", "div.full", "approx", "mul.f32", "add.f32", "sub.f32")  # without .rn they may be fused
+HOT = (
+    "_quantize",
+    "_dequantize",
+    "_statistics",
+    "_cast_add",
+    "_scale_cast",
+    "_rotate_round",
+    "_unrotate_sum",
+    "_count",
+)
+
+
+def check_exact(binary):
+    """A card's own arithmetic is to round as numpy's, which the interpreter computes with."""
+    name = binary.launch.kernel.fn.__name__
+    assert binary.size > 0 and binary.shared <= 48 << 10, name
+    if binary.target.startswith("sm"):
+        assert not [what for what in INEXACT if what in binary.assembly], name
+    assert binary.stack == 0 or name not in HOT, (name, binary.stack)
+
+
+@pytest.mark.timeout(900)
+def test_every_kernel_compiles_for_a_card():
+    """Once each, for sm90; Triton keeps them on disk, so only the first run takes long."""
+    once = {each.kernel.fn: each for each in cubins.launches(Shapes(rotated=64, numel=500))}
+    for each in once.values():
+        check_exact(cubins.compiled(each, "sm90"))
+    assert len(once) > 30
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", cubins.TARGETS)
+def test_every_kernel_that_a_call_starts_compiles(target):
+    for shapes in (Shapes(), Shapes(block=0, bits=1, width=11, rotated=4096), Shapes(block=100, bits=7, rotated=64)):
+        for each in cubins.launches(shapes):
+            check_exact(cubins.compiled(each, target))
+
+
+def test_every_kernel_and_every_operation_is_among_them():
+    """A kernel is what starts with a number of its program; all else is called by one."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("thinwire.kernels.backends.triton.")]
+    functions = {value for module in modules for value in vars(module).values() if hasattr(value, "arg_names")}
+    starts = {each.fn for each in functions if "program_id" in inspect.getsource(each.fn)}
+    helpers = {"_spots", "_rows"}
+    missing = starts - {each.kernel.fn for each in cubins.launches()}
+    assert {each.__name__ for each in missing} <= helpers
+    called = {name.split(",")[0] for name in calls(torch.device("cpu"))}
+    assert called == set(backend.__all__) - {"takes"}
+
+
+# What an operation may take of fresh memory, in bytes per entry: a message's size, for the thinnest message it is for.
+MESSAGE = {"narrow": 2, "widen": 2, "random_u32": 8} | dict.fromkeys(
+    ("top_k", "gather", "take_", "put_", "scatter_add", "encode_indices", "decode_indices"), 0.05
+)
+LEAST = 1 / 8  # one bit per entry
+
+
+class Fresh(TorchDispatchMode):
+    """Adds up the memory of tensors that are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes, self.known = 0, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        given = {each.untyped_storage()._cdata for each in self._tensors((args, kwargs))}
+        for each in self._tensors(made):
+            storage = each.untyped_storage()
+            if storage._cdata not in given and each.device.type == "meta":
+                self.nbytes += storage.nbytes()
+                self.known.append(storage)
+        return made
+
+    def _tensors(self, values):
+        return [each for each in torch.utils._pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", sorted(set(calls(torch.device("cpu"))) - {"all_finite"}))
+def test_nothing_waits_and_fresh_memory_is_less_than_a_message(name):
+    """On tensors without memory: to look at a number of one is an error. Tables are kept, so they count once."""
+    numel = 4_000_000
+    with cubins.watched(lambda *launch: None) as device:
+        call = calls(device, Shapes(numel=numel, rotated=4096))[name]
+        call()
+        with Fresh() as fresh:
+            call()
+    own = 4 * numel if name.startswith("narrow") else 0  # a copy that the call itself makes for `narrow` to cut
+    own += 4 * numel // 100 if name.startswith("top_k") else 0
+    statistics = name.startswith("block_statistics")
+    own += 4 * 3 * kernels.check.blocks(torch.tensor([0, numel]), 64).count if statistics else 0  # its results
+    assert fresh.nbytes - own <= MESSAGE.get(name.split(",")[0], LEAST) * numel
+
+
+def test_looking_at_an_answer_waits():
+    with cubins.watched(lambda *launch: None) as device, pytest.raises(RuntimeError, match="meta"):
+        kernels.all_finite(torch.ones(3, device=device))
+
+
+def test_sums_on_a_device_are_never_sure_to_be_finite():
+    with cubins.watched(lambda *launch: None) as device:
+        for name in ("dequantize_uniform_sum", "dequantize_levels_sum"):
+            assert calls(device)[name]() is False
+
+
+def test_float64_runs_on_the_reference_and_halves_only_move():
+    double, half = torch.float64, torch.bfloat16
+    assert backend.takes("gather", (half,)) and backend.takes("cast_add", (half, torch.float32))
+    assert not backend.takes("quantize_uniform", (double, double)) and not backend.takes("top_k", (half,))
+    device = torch.device("cuda")
+    assert backends.implementation(kernels.reference.top_k, device, torch.float32) is backend.top_k
+    assert backends.implementation(kernels.reference.top_k, device, double) is kernels.reference.top_k
+
+
+def test_warming_up_calls_what_is_named(monkeypatch):
+    started = []
+    with cubins.watched(lambda kernel, *rest: started.append(kernel.fn.__name__)) as device:
+        kernels.warm_up(device, operations=["quantize_uniform", "top_k"])
+    assert {"_quantize", "_count", "_write"} <= set(started) and "_gather" not in started
+    monkeypatch.setattr("thinwire.kernels.warm.calls", None)
+    kernels.warm_up(torch.device("cpu"))  # nothing to compile, so nothing is called
