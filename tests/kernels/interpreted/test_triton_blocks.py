@@ -104,7 +104,9 @@ def test_casts(backend, buffer, source, target, weight):
         x, out, total = buffer.x.to(source), torch.zeros_like(buffer.x, dtype=target), buffer.like().to(target)
         module.scale_cast(x, weight, out)
         module.cast_add(x, weight, total)
-        made.append((out, total))
+        said, lost = torch.zeros_like(out), torch.zeros_like(x)
+        module.scale_cast(x, weight, said, lost=lost, back=3.0)
+        made.append((out, total, said, lost))
     assert all(same_bits(a, b) for a, b in zip(*made, strict=True))
 
 

@@ -94,6 +94,12 @@ def test_top_k(backend, x, data, weighted):
     k = data.draw(st.one_of(st.integers(0, x.numel()), st.integers(0, x.numel() // 50)))
     weight = torch.rand(x.numel(), generator=torch.Generator().manual_seed(k)) if weighted else None
     assert torch.equal(backend.top_k(x, k, weight), reference.top_k(x, k, weight))
+    sums = [torch.zeros_like(x) for _ in range(2)]
+    found = [
+        module.top_k(x, k, weight, owed=x.flip(0), total=total)
+        for module, total in zip((backend, reference), sums, strict=True)
+    ]
+    assert torch.equal(*found) and same_bits(*sums)
 
 
 @given(values(longest=3000), st.sampled_from([1, 1, 2, 7, 64, 5000]), st.data(), st.booleans())
@@ -169,9 +175,11 @@ def test_products(backend, rows, cols, rank):
     for module in (reference, backend):
         left, right = torch.full((rank, rows), 9.0), torch.full((rank, cols), 9.0)
         module.times_rows(matrix, q, left)
+        settled, total = torch.zeros_like(left), torch.zeros_like(matrix)
+        module.times_rows(matrix, q, settled, owed=2 * matrix, total=total)
         module.times_columns(matrix, p, right)
         out, lost, own = torch.zeros(rows, cols), torch.zeros(rows, cols), matrix.clone()
         module.outer_product(p, q, out, matrix=matrix, lost=lost)
         module.outer_product(p, q, own)
-        made.append((left, right, out, lost, own))
+        made.append((left, right, out, lost, own, settled, total))
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))

@@ -15,11 +15,16 @@ TILE = 1024
 
 
 @triton.jit(do_not_specialize=["n"])
-def _scale_cast(x, weight, out, n, TILE: tl.constexpr):
+def _scale_cast(x, weight, out, lost, back, n, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     value = tl.load(x + at, mask=at < n, other=0.0)
     product = narrowed(widened(value) * weight, x.dtype.element_ty)
-    tl.store(out + at, narrowed(widened(product), out.dtype.element_ty), mask=at < n)
+    said = narrowed(widened(product), out.dtype.element_ty)
+    tl.store(out + at, said, mask=at < n)
+    if lost is not None:
+        again = narrowed(widened(narrowed(widened(said), x.dtype.element_ty)) * back, x.dtype.element_ty)
+        rest = narrowed(widened(value) - widened(again), x.dtype.element_ty)
+        tl.store(lost + at, narrowed(widened(rest), lost.dtype.element_ty), mask=at < n)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -38,8 +43,8 @@ def _cast_add(x, weight, out, n, TILE: tl.constexpr):
     tl.store(out + at, narrowed(total, out.dtype.element_ty), mask=at < n)
 
 
-def scale_cast(x: Tensor, weight: float, out: Tensor) -> None:
-    launch(_scale_cast, -(-x.numel() // TILE), x, float(weight), out, x.numel(), TILE=TILE)
+def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
+    launch(_scale_cast, -(-x.numel() // TILE), x, float(weight), out, lost, float(back), x.numel(), TILE=TILE)
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:

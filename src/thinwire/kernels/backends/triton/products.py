@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -68,7 +69,11 @@ def _term(p, q, row, col, rows, cols, vector):
     return left[:, None] * right[None, :]
 
 
-def times_rows(matrix: Tensor, basis: Tensor, out: Tensor) -> None:
+def times_rows(
+    matrix: Tensor, basis: Tensor, out: Tensor, *, owed: Tensor | None = None, total: Tensor | None = None
+) -> None:
+    if owed is not None:
+        matrix = torch.add(matrix, owed, out=total)
     (rows, cols), rank = matrix.shape, len(basis)
     how = {"ROWS": ROWS, "VECTORS": VECTORS, "SUMS": SUMS}
     launch(_times_rows, -(-rows // ROWS) * -(-rank // VECTORS), matrix, basis, out, rows, cols, rank, **how)

@@ -93,7 +93,12 @@ def _write(x, weight, n, state, tallies, out, TILE: tl.constexpr):
     tl.store(out + place + tl.minimum(earlier, equals), at.to(tl.int32), mask=chosen)
 
 
-def top_k(x: Tensor, k: int, weight: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+def top_k(
+    x: Tensor, k: int, weight: Tensor | None = None, *,
+    out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if owed is not None:
+        x = torch.add(x, owed, out=total)
     out, n = or_empty(out, k, torch.int32, like=x), x.numel()
     if k == 0:
         return out
