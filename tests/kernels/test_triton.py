@@ -1,6 +1,7 @@
 """The Triton kernels without a card: they compile for cards of three kinds, nothing is fused, nothing waits, and what
 an operation takes of fresh memory is less than the message."""
 
+import importlib
 import inspect
 import sys
 
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 
 from benchmarks import cubins
 from thinwire.kernels.backends import triton as backend
+from thinwire.kernels.backends.triton import launch
 
 INEXACT = ("fma.", ".ftz", "div.full", "approx", "mul.f32", "add.f32", "sub.f32")  # without .rn they may be fused
 HOT = (
@@ -55,6 +57,41 @@ def test_every_kernel_that_a_call_starts_compiles(target):
     for shapes in (Shapes(), Shapes(block=0, bits=1, width=11, rotated=4096), Shapes(block=100, bits=7, rotated=64)):
         for each in cubins.launches(shapes):
             check_exact(cubins.compiled(each, target))
+
+
+class PretendedCard:
+    """What Triton asks of a driver before it starts a kernel."""
+
+    def get_current_target(self):
+        return cubins.TARGETS["sm90"]
+
+    def get_current_device(self):
+        return 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_arguments_are_bound_as_a_launch_binds_them(monkeypatch):
+    """Up to the launch itself: numbers that are 1 or divide by 16, pointers at any address, nothing where None is."""
+    driver = importlib.import_module("triton.runtime.driver").driver
+    monkeypatch.setattr(driver, "_active", PretendedCard())
+    monkeypatch.setitem(backends.FAST, "cpu", "triton")
+    backends._found.cache_clear()
+    made = []
+
+    def bind(kernel, programs, arguments, constants, warps):
+        options = {"grid": (programs,), "num_warps": warps, "enable_fp_fusion": False}
+        made.append(kernel.warmup(*arguments, **constants, **options))
+
+    monkeypatch.setattr(launch, "run", bind)
+    try:
+        for numel in (496, 501):
+            for call in calls(torch.device("cpu"), Shapes(rotated=64, numel=numel)).values():
+                call()
+    finally:
+        monkeypatch.undo()
+        backends._found.cache_clear()
+    assert len(made) > 100 and None not in made
 
 
 def test_every_kernel_and_every_operation_is_among_them():

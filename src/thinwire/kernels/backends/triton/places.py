@@ -53,10 +53,11 @@ def _places(
     tiles = -(-pieces // rows)
     fields = [begin, length, *(np.cumsum(each) - each for each in (tiles, blocks, sizes, pieces))]
     number = np.arange(len(length), dtype=np.int32)
+    # To be there for every stream, these copies are waited for: once per layout.
     return Places(
-        moved(torch.from_numpy(np.stack(fields, axis=1).reshape(-1)), device),
-        moved(torch.from_numpy(np.repeat(number, tiles)), device), int(tiles.sum()), int(pieces.sum()),
-        moved(torch.from_numpy(np.repeat(number, blocks)), device), int(blocks.sum()),
+        torch.from_numpy(np.stack(fields, axis=1).reshape(-1)).to(device),
+        torch.from_numpy(np.repeat(number, tiles)).to(device), int(tiles.sum()), int(pieces.sum()),
+        torch.from_numpy(np.repeat(number, blocks)).to(device), int(blocks.sum()),
     )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def _filled(rest: np.ndarray) -> np.ndarray:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a tensor in CPU memory on the device. Nobody waits for it: it goes through pinned memory."""
+    """A copy on the device, for the stream that asks. Nobody waits for it: it goes through pinned memory."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -80,7 +81,7 @@ def kept(tensor: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=KEPT)
 def _kept(content: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return moved(torch.frombuffer(bytearray(content or b"\0" * 8), dtype=dtype), device)
+    return torch.frombuffer(bytearray(content or b"\0" * 8), dtype=dtype).to(device)
 
 
 def together(*lists: Sequence[Tensor]) -> tuple[int, ...] | None:
