@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.kernels.backends.reference.rotated import SMALLEST
 
 FIELDS = 6  # int64 per stretch: where it begins, its length, its first tile, block, byte and piece
-KEPT = 512  # tables
+KEPT = 2048  # tables: a few for every bucket
 
 
 class Places(NamedTuple):
@@ -26,7 +26,7 @@ class Places(NamedTuple):
     stretch: Tensor  # int32[tiles]: the stretch of every tile
     tiles: int
     pieces: int
-    block_stretch: Tensor  # int32[blocks]
+    block_stretch: Tensor  # int32[blocks], of blocks that are longer than a piece; else empty
     blocks: int
 
 
@@ -53,11 +53,12 @@ def _places(
     tiles = -(-pieces // rows)
     fields = [begin, length, *(np.cumsum(each) - each for each in (tiles, blocks, sizes, pieces))]
     number = np.arange(len(length), dtype=np.int32)
+    block_stretch = np.repeat(number, blocks if not 0 < block <= width else 0)
     # To be there for every stream, these copies are waited for: once per layout.
     return Places(
         torch.from_numpy(np.stack(fields, axis=1).reshape(-1)).to(device),
         torch.from_numpy(np.repeat(number, tiles)).to(device), int(tiles.sum()), int(pieces.sum()),
-        torch.from_numpy(np.repeat(number, blocks)).to(device), int(blocks.sum()),
+        torch.from_numpy(block_stretch).to(device), int(blocks.sum()),
     )  # fmt: skip
 
 
