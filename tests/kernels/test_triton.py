@@ -1,6 +1,7 @@
 """The Triton kernels without a card: they compile for cards of three kinds, nothing is fused, nothing waits, and what
 an operation takes of fresh memory is less than the message."""
 
+import importlib
 import inspect
 import sys
 
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 
 from benchmarks import cubins
 from thinwire.kernels.backends import triton as backend
+from thinwire.kernels.backends.triton import launch
 
 INEXACT = ("fma.", ".ftz", "div.full", "approx", "mul.f32", "add.f32", "sub.f32")  # without .rn they may be fused
 HOT = (
@@ -57,6 +59,41 @@ def test_every_kernel_that_a_call_starts_compiles(target):
             check_exact(cubins.compiled(each, target))
 
 
+class PretendedCard:
+    """What Triton asks of a driver before it starts a kernel."""
+
+    def get_current_target(self):
+        return cubins.TARGETS["sm90"]
+
+    def get_current_device(self):
+        return 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_arguments_are_bound_as_a_launch_binds_them(monkeypatch):
+    """Up to the launch itself: numbers that are 1 or divide by 16, pointers at any address, nothing where None is."""
+    driver = importlib.import_module("triton.runtime.driver").driver
+    monkeypatch.setattr(driver, "_active", PretendedCard())
+    monkeypatch.setitem(backends.FAST, "cpu", "triton")
+    backends._found.cache_clear()
+    made = []
+
+    def bind(kernel, programs, arguments, constants, warps):
+        options = {"grid": (programs,), "num_warps": warps, "enable_fp_fusion": False}
+        made.append(kernel.warmup(*arguments, **constants, **options))
+
+    monkeypatch.setattr(launch, "run", bind)
+    try:
+        for numel in (496, 501):
+            for call in calls(torch.device("cpu"), Shapes(rotated=64, numel=numel)).values():
+                call()
+    finally:
+        monkeypatch.undo()
+        backends._found.cache_clear()
+    assert len(made) > 100 and None not in made
+
+
 def test_every_kernel_and_every_operation_is_among_them():
     """A kernel is what starts with a number of its program; all else is called by one."""
     modules = [module for name, module in sys.modules.items() if name.startswith("thinwire.kernels.backends.triton.")]
@@ -77,11 +114,11 @@ LEAST = 1 / 8  # one bit per entry
 
 
 class Fresh(TorchDispatchMode):
-    """Adds up the memory of tensors that are made."""
+    """Adds up the memory of tensors that are made on the device, and what comes there from CPU memory."""
 
     def __init__(self):
         super().__init__()
-        self.nbytes, self.known = 0, []
+        self.nbytes, self.copied, self.known = 0, 0, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
@@ -91,6 +128,8 @@ class Fresh(TorchDispatchMode):
             if storage._cdata not in given and each.device.type == "meta":
                 self.nbytes += storage.nbytes()
                 self.known.append(storage)
+                if any(one.device.type == "cpu" for one in self._tensors((args, kwargs))):
+                    self.copied += storage.nbytes()
         return made
 
     def _tensors(self, values):
@@ -110,6 +149,7 @@ def test_nothing_waits_and_fresh_memory_is_less_than_a_message(name):
     own += 4 * numel // 100 if name.startswith("top_k") else 0
     statistics = name.startswith("block_statistics")
     own += 4 * 3 * kernels.check.blocks(torch.tensor([0, numel]), 64).count if statistics else 0  # its results
+    assert fresh.copied <= 2 * 8, "nothing but a key or two of the one tensor that there is"
     assert fresh.nbytes - own <= MESSAGE.get(name.split(",")[0], LEAST) * numel
 
 

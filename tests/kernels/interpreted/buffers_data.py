@@ -62,6 +62,15 @@ def buffers(draw, *, gaps: bool = False, longest: int = 2500) -> Buffer:
     return Buffer(x, starts, keys, torch.randint(0, 2**31, (len(spans),), generator=generator), seed)
 
 
+def every_length() -> Buffer:
+    """Stretches that are empty, shorter than a piece, longer than a tile, and just beside powers of two."""
+    starts = torch.tensor([0, 0, 5, 69, 3300, 3301, 5350, 5605])
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(int(starts[-1]), generator=generator)
+    keys = torch.randint(-(2**63), 2**63 - 1, (len(starts) - 1,), generator=generator)
+    return Buffer(x, starts, keys, torch.randint(0, 2**31, keys.shape, generator=generator), seed=3)
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal to the bit, but any NaN equals any NaN."""
     word = {2: torch.int16, 4: torch.int32}[a.element_size()]

@@ -1,7 +1,8 @@
 """Statistics, quantisers, integers and casts in Triton, interpreted: to the bit what the references make."""
 
+import pytest
 import torch
-from buffers_data import buffers, same_bits, units_apart
+from buffers_data import buffers, every_length, same_bits, units_apart
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,13 +10,25 @@ from thinwire import kernels
 from thinwire.kernels import Levels, reference
 from thinwire.lab.bench.cases import tnq_levels
 
-BLOCKS = st.sampled_from([0, 1, 7, 8, 64, 100, 1024, 2048, 3000, 70_000])
+LENGTHS = [0, 1, 7, 8, 64, 100, 1024, 2048, 3000, 70_000]
+BLOCKS = st.sampled_from(LENGTHS)
 HALVES = st.sampled_from([torch.float16, torch.bfloat16])
 FLOATS = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 
 
 @given(buffers(longest=7000), BLOCKS, st.booleans())
 def test_statistics(backend, buffer, block, owed):
+    check_statistics(backend, buffer, block, owed)
+
+
+@pytest.mark.parametrize("block", LENGTHS)
+def test_every_length_of_blocks(backend, block):
+    buffer = every_length()
+    check_statistics(backend, buffer, block, owed=block % 2 == 0)
+    check_quantiser(backend, buffer, block, bits=1 + LENGTHS.index(block) % 8, even=block % 2 == 0)
+
+
+def check_statistics(backend, buffer, block, owed):
     made = []
     for module in (reference, backend):
         outs = {name: torch.full((buffer.count(block),), 7.0) for name in ("absmean", "absmax", "square")}
@@ -44,6 +57,15 @@ def test_verdicts(backend, buffer, of, into):
 
 @given(buffers(), BLOCKS, st.integers(1, 8), st.booleans(), st.booleans(), st.booleans())
 def test_quantisers(backend, buffer, block, bits, even, stochastic, residual):
+    check_quantiser(backend, buffer, block, bits, even, stochastic, residual)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_number_of_bits(backend, bits):
+    check_quantiser(backend, every_length(), 1024, bits, even=bits % 2 == 0)
+
+
+def check_quantiser(backend, buffer, block, bits, even, stochastic=True, residual=True):
     levels = bits if even else Levels(tnq_levels(bits))
     name, ranges = "uniform" if even else "levels", buffer.ranges(block)
     made = []

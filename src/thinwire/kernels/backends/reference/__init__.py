@@ -1,4 +1,4 @@
-"""What every kernel means, in plain PyTorch. Native kernels equal these to the bit; CUDA tensors run on them.
+"""What every kernel means, in plain PyTorch. Native and Triton kernels equal these to the bit.
 
 Blocks: a buffer `x` holds S stretches, `starts` (int64[S + 1], in CPU memory) says where each begins; or, where there
 are gaps between them that are not looked at, where each begins and ends (int64[S, 2]). Each stretch is cut into blocks

@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.kernels.backends.reference.rotated import SMALLEST
 
 FIELDS = 6  # int64 per stretch: where it begins, its length, its first tile, block, byte and piece
-KEPT = 512  # tables
+KEPT = 2048  # tables: a few for every bucket
 
 
 class Places(NamedTuple):
@@ -26,7 +26,7 @@ class Places(NamedTuple):
     stretch: Tensor  # int32[tiles]: the stretch of every tile
     tiles: int
     pieces: int
-    block_stretch: Tensor  # int32[blocks]
+    block_stretch: Tensor  # int32[blocks], of blocks that are longer than a piece; else empty
     blocks: int
 
 
@@ -53,10 +53,12 @@ def _places(
     tiles = -(-pieces // rows)
     fields = [begin, length, *(np.cumsum(each) - each for each in (tiles, blocks, sizes, pieces))]
     number = np.arange(len(length), dtype=np.int32)
+    block_stretch = np.repeat(number, blocks if not 0 < block <= width else 0)
+    # To be there for every stream, these copies are waited for: once per layout.
     return Places(
-        moved(torch.from_numpy(np.stack(fields, axis=1).reshape(-1)), device),
-        moved(torch.from_numpy(np.repeat(number, tiles)), device), int(tiles.sum()), int(pieces.sum()),
-        moved(torch.from_numpy(np.repeat(number, blocks)), device), int(blocks.sum()),
+        torch.from_numpy(np.stack(fields, axis=1).reshape(-1)).to(device),
+        torch.from_numpy(np.repeat(number, tiles)).to(device), int(tiles.sum()), int(pieces.sum()),
+        torch.from_numpy(block_stretch).to(device), int(blocks.sum()),
     )  # fmt: skip
 
 
@@ -67,7 +69,7 @@ def _filled(rest: np.ndarray) -> np.ndarray:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a tensor in CPU memory on the device. Nobody waits for it: it goes through pinned memory."""
+    """A copy on the device, for the stream that asks. Nobody waits for it: it goes through pinned memory."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -80,7 +82,7 @@ def kept(tensor: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=KEPT)
 def _kept(content: bytes, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return moved(torch.frombuffer(bytearray(content or b"\0" * 8), dtype=dtype), device)
+    return torch.frombuffer(bytearray(content or b"\0" * 8), dtype=dtype).to(device)
 
 
 def together(*lists: Sequence[Tensor]) -> tuple[int, ...] | None:

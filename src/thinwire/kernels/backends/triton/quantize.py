@@ -137,7 +137,7 @@ def _decode(codes, starts, block, bits, ranges, levels, weight, add, out) -> Non
     where = _cut(starts, block, bits, out)
     launch(
         _dequantize, where.tiles, codes[0], apart[0], len(codes), where.table, where.stretch, ranges[0], apart[1],
-        levels, float(weight), out, ADD=add, BLOCK=block, BITS=bits, ROWS=ROWS,
+        levels, float(weight), out, ADD=add, BLOCK=block, BITS=bits, ROWS=ROWS, warps=8,
     )  # fmt: skip
 
 
