@@ -63,7 +63,7 @@ def wide_model():
 
 @pytest.mark.parametrize("scheme", [*schemes.SCHEMES, "tq(bits=4)", "nq(bits=4)", "terngrad", "natural"])
 def test_a_step_allocates_nothing(wide_model, scheme):
-    """After the first few, that is: all that a scheme needs is kept, in memory that its conversation or its thread has."""
+    """After the first few, that is: all that a scheme needs is kept, by its bucket's scratch or by its thread."""
     stage = schemes.Stage(wide_model, scheme, 3)
     try:
         for _ in range(2):

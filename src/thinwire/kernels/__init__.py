@@ -31,9 +31,9 @@ from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 __all__ = [
     "Levels", "add_packed", "add_packed_saturating", "all_finite", "block_absmax", "block_statistics", "cast_add",
     "decode_indices", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
-    "dequantize_uniform_sum", "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow",
-    "native", "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_",
-    "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize", "rotate_round",
-    "scale_cast", "scatter_add", "seen_nonfinite", "sum_halves", "take_", "times_columns", "times_rows", "top_k",
-    "unrotate_levels_sum", "unrotate_sum", "widen",
+    "dequantize_uniform_sum", "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_",
+    "keep_finite_", "narrow", "native", "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes",
+    "padded_numel", "put_", "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize",
+    "rotate_round", "scale_cast", "scatter_add", "seen_nonfinite", "sum_halves", "take_", "times_columns",
+    "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip
