@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from thinwire import kernels
 from thinwire.cli import app
-from thinwire.lab.bench import schemes
+from thinwire.lab.bench import growth, schemes
 from thinwire.lab.bench.breakdown import OPERATIONS, SMALL, Breakdown
 from thinwire.lab.tasks import models
 
@@ -89,7 +89,22 @@ def test_command_writes_its_tables(tmp_path, monkeypatch, model):
     assert {row["scheme"] for row in rows} == {spec} and all(row["memcpys"] > 0 for row in rows)
 
 
+def test_costs_are_shown_per_entry_as_models_and_groups_grow():
+    rows = growth.grow(["fp16", "topk"], sizes=(1, 2), workers=(2, 3), repeats=1)
+    points = [(row.weights, row.workers) for row in rows if row.scheme == "topk"]
+    million = growth.WIDTH**2
+    assert points == [(million, 2), (2 * million, 2), (2 * million, 3)]
+    assert all(row.nanoseconds > 0 and row.memcpys > 0 for row in rows)
+    assert growth.table(rows).row_count == 2
+
+
 def test_options_that_do_not_belong_together_are_refused():
-    for options in (["--scheme", "qsgd"], ["--schemes", "--only", "top-k"], ["--schemes", "--scheme", "nonsense"]):
+    for options in (
+        ["--grow"],
+        ["--schemes", "--grow", "--workers", "3"],
+        ["--scheme", "qsgd"],
+        ["--schemes", "--only", "top-k"],
+        ["--schemes", "--scheme", "nonsense"],
+    ):
         result = CliRunner().invoke(app, ["bench", *options])
         assert isinstance(result.exception, ValueError), options
