@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from thinwire.lab.bench.bench import bench
 from thinwire.lab.bench.device import bench_device
+from thinwire.lab.bench.growth import bench_growth
 from thinwire.lab.bench.schemes import bench_schemes
 from thinwire.lab.cost.advise import checked
 from thinwire.lab.cost.advise_command import advise_on_networks, parameters
@@ -210,6 +211,10 @@ def bench_kernels(
         list[str], typer.Option(metavar="SPEC", help="With --schemes: these; repeatable. Without: one of each kind.")
     ] = NONE,
     workers: Annotated[int, typer.Option(help="With --schemes: the size of the group that is pretended.")] = 2,
+    grow: Annotated[
+        bool,
+        typer.Option("--grow", help="With --schemes: per entry, from 1 to 100 M weights and from 2 to 64 workers."),
+    ] = False,
     only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
     repeats: Annotated[int | None, typer.Option(help="Rounds: 5 of kernels, 15 of conversations.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one: kernels against a copy there.")] = "cpu",
@@ -223,21 +228,26 @@ def bench_kernels(
     the same rounds. 3 memcpys of a gradient of 100 MB are 6 where it has 200 MB,
     on any machine about alike: what a scheme costs you is that times your own
     copy. A second table says what the memcpys are spent on; "feed" is error
-    memory, "py" is Python. Fresh memory is what a step allocates, which costs more
-    than computing in it; scratch is kept from step to step. For example:
+    memory, "py" is Python. Fresh memory is what a step allocates in tensors of 4 KB
+    or more, which costs more than computing in it; scratch is kept from step to
+    step. For example:
 
       thinwire bench --schemes --scheme "qsgd(bits=4)" --scheme "thc(bits=4)"
 
       thinwire bench --only top-k
     """
-    if (scheme or workers != 2) and not schemes:
-        raise ValueError("--scheme and --workers need --schemes")
+    if (scheme or workers != 2 or grow) and not schemes:
+        raise ValueError("--scheme, --workers and --grow need --schemes")
+    if grow and workers != 2:
+        raise ValueError("--grow has numbers of workers of its own: leave --workers out")
     if schemes and only:
         raise ValueError("--only chooses kernels; with --schemes use --scheme")
     if device != "cpu":
         if schemes:
             raise ValueError("--device is for kernels: conversations are held in CPU memory")
         bench_device(device, repeats=repeats or 20, only=only, json_file=json_file)
+    elif grow:
+        bench_growth(scheme, repeats=repeats or 5, json_file=json_file)
     elif schemes:
         bench_schemes(scheme, repeats=repeats or 15, workers=workers, json_file=json_file)
     else:

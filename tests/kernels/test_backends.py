@@ -131,7 +131,9 @@ CASES = {
     "scatter_add": lambda call: into(call, x(1)[: len(PLACES)], PLACES, 0.3, x()),
     "sum_halves": lambda call: into(call, x().to(torch.bfloat16), 3, torch.zeros(100, dtype=torch.bfloat16)),
     "keep_": lambda call: within(call, x(), x(1)),
-    "draw_places": lambda call: into(call, STARTS, torch.arange(len(STARTS)), KEYS, torch.zeros(len(KEYS), dtype=torch.int32)),
+    "draw_places": lambda call: into(
+        call, STARTS, torch.arange(len(STARTS)), KEYS, torch.zeros(len(KEYS), dtype=torch.int32)
+    ),
     "take_": lambda call: torch.cat([call(y := x(), PLACES), y]),
     "times_columns": lambda call: into(call, x().view(10, 30), FACTORS[0], torch.zeros(4, 30)),
     "times_rows": lambda call: into(call, x().view(10, 30), FACTORS[1], torch.zeros(4, 10)),

@@ -11,7 +11,7 @@ from thinwire import kernels
 from thinwire.cli import app
 from thinwire.kernels import backends
 from thinwire.lab import doctor
-from thinwire.lab.bench import schemes
+from thinwire.lab.bench import growth, schemes
 from thinwire.lab.bench.breakdown import OPERATIONS, SMALL, Breakdown
 from thinwire.lab.tasks import models
 
@@ -65,7 +65,7 @@ def wide_model():
 
 @pytest.mark.parametrize("scheme", [*schemes.SCHEMES, "tq(bits=4)", "nq(bits=4)", "terngrad", "natural"])
 def test_a_step_allocates_nothing(wide_model, scheme):
-    """After the first few, that is: all that a scheme needs is kept, in memory that its conversation or its thread has."""
+    """After the first few, that is: all that a scheme needs is kept, by its bucket's scratch or by its thread."""
     stage = schemes.Stage(wide_model, scheme, 3)
     try:
         for _ in range(2):
@@ -91,8 +91,23 @@ def test_command_writes_its_tables(tmp_path, monkeypatch, model):
     assert {row["scheme"] for row in rows} == {spec} and all(row["memcpys"] > 0 for row in rows)
 
 
+def test_costs_are_shown_per_entry_as_models_and_groups_grow():
+    rows = growth.grow(["fp16", "topk"], sizes=(1, 2), workers=(2, 3), repeats=1)
+    points = [(row.weights, row.workers) for row in rows if row.scheme == "topk"]
+    million = growth.WIDTH**2
+    assert points == [(million, 2), (2 * million, 2), (2 * million, 3)]
+    assert all(row.nanoseconds > 0 and row.memcpys > 0 for row in rows)
+    assert growth.table(rows).row_count == 2
+
+
 def test_options_that_do_not_belong_together_are_refused():
-    for options in (["--scheme", "qsgd"], ["--schemes", "--only", "top-k"], ["--schemes", "--scheme", "nonsense"]):
+    for options in (
+        ["--grow"],
+        ["--schemes", "--grow", "--workers", "3"],
+        ["--scheme", "qsgd"],
+        ["--schemes", "--only", "top-k"],
+        ["--schemes", "--scheme", "nonsense"],
+    ):
         result = CliRunner().invoke(app, ["bench", *options])
         assert isinstance(result.exception, ValueError), options
 
@@ -114,8 +129,10 @@ def test_doctor_says_what_does_every_operation_on_every_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = {finding.what: finding for finding in doctor.examine()}
     native, triton = doctor.backends_of("cpu"), doctor.backends_of("cuda")
-    assert native["top_k"] == "native" and native["random_u32"] == "reference" and set(triton.values()) == {"triton"}
-    assert f"{len(triton)} triton" in found["operations on cuda"].found
+    assert native["top_k"] == "native" and native["random_u32"] == "reference" and triton["top_k"] == "triton"
+    # Places are drawn in CPU memory, and sums of halves are for gloo.
+    assert {name for name, backend in triton.items() if backend != "triton"} == {"draw_places", "sum_halves"}
+    assert f"{len(triton) - 2} triton" in found["operations on cuda"].found
     assert found["operations on cuda"].found.startswith("would take")
     monkeypatch.setattr(backends, "FAST", {"cpu": "native", "cuda": "missing"})
     backends._found.cache_clear()

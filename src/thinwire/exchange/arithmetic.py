@@ -57,9 +57,7 @@ def check_route(route: str, scheme: Scheme) -> None:
         raise ValueError(f"{scheme.name} payloads cannot be cut into parts; accepted routes: auto, gather")
 
 
-def route_for(
-    mean: Mean, route: Route, workers: int, link: Link | None = None
-) -> Literal["gather", "two-shot"]:
+def route_for(mean: Mean, route: Route, workers: int, link: Link | None = None) -> Literal["gather", "two-shot"]:
     """How a Mean travels. Automatic: by bytes that leave a worker; at a tie the gather, which encodes only once.
 
     Where the link is known, by time: both end with everybody's message going around, and a two-shot has one more

@@ -17,8 +17,9 @@ from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Sta
 from thinwire.exchange.lane import Done
 from thinwire.exchange.transport import Transport
 
-
-OURS = {torch.float16}  # what gloo adds slowly: on 2 and 4 ranks ours takes 0.5 to 0.7 of the time. Its bfloat16 is fast
+OURS = {
+    torch.float16
+}  # what gloo adds slowly: on 2 and 4 ranks ours takes 0.5 to 0.7 of the time. Its bfloat16 is fast
 LEAST = 1 << 20  # entries of a bucket that is added up here: below, one collective is there as soon as two
 
 
@@ -55,8 +56,8 @@ class Direct:
     Long buckets of halves are summed by a two-shot of our own (`OURS`, `LEAST`): gloo adds them one by one. Each worker
     gets everybody's halves of its part, adds them up in float32, in rank order, and sends the sum to all. It takes as
     many bytes as an all-reduce, and rounds once. What comes in has room behind the halves, where the floats were; the
-    last few entries, which do not divide by the workers, go by all-reduce. The way back is on a group of its own: there,
-    too, buckets are started in one order on all ranks, though each begins it when it finds its part complete.
+    last few entries, which do not divide by the workers, go by all-reduce. The way back is on a group of its own:
+    there, too, buckets go in one order on all ranks, though each rank begins when it finds its part complete.
 
     After a failure, every later bucket fails with the first error, as on a lane.
     """
@@ -144,7 +145,9 @@ class Direct:
         incoming = _bytes(tensor.view(kind.dtype)[summand.numel() : summand.numel() + end])
         first, *beside = self._there(summand, incoming, kind.part)
         work, works = self._transport.launch(first), [self._transport.launch(each) for each in beside]
-        return _Travelling(tensor, summand, incoming, kind, work, done, works, [incoming, *(c.tensor for c in (first, *beside))])
+        return _Travelling(
+            tensor, summand, incoming, kind, work, done, works, [incoming, *(c.tensor for c in (first, *beside))]
+        )
 
     def _turn_back_some(self) -> None:
         """What can be without waiting."""

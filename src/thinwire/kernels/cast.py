@@ -8,7 +8,6 @@ from torch import Tensor
 from thinwire.kernels import check
 from thinwire.kernels.backends import implementation, reference
 
-
 _HALVES = (torch.float16, torch.bfloat16)
 
 

@@ -17,8 +17,8 @@ def top_k(
 ) -> Tensor:  # fmt: skip
     """int32[k], ascending: where the k largest |x| are, or |x * weight|. Exact.
 
-    NaN counts as larger than Inf, so that non-finite values travel. Among equals the lowest index is taken. With `owed`,
-    x + owed is formed in `total`, which may be x, and that is looked at; without, `total` is left alone.
+    NaN counts as larger than Inf, so that non-finite values travel. Among equals the lowest index is taken. With
+    `owed`, x + owed is formed in `total`, which may be x, and that is looked at; without, `total` is left alone.
     """
     check.flat("x", x, dtypes=check.FLOATS)
     check.within("the length of x", x.numel(), 0, LONGEST)

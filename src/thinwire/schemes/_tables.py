@@ -49,6 +49,7 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
     are more than half near zero, with a wide tail; there E|x| is small, E x^2 / (2 E|x|) is the scale of the tail, and
     their mean, geometric and weighted 1:3, the range that loses least (by trial, on gradients of small networks).
     """
+
     def room(name: str, dtype: torch.dtype = like.dtype) -> Tensor:
         return bucket.scratch.take(f"laplace-{name}", like.numel(), dtype, like.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -95,7 +95,7 @@ class PowerSGD(Scheme):
         out = bucket.target
         message = plan.message(bucket, "p", with_rest=True)
         for batch, p in plan.factors(message, "p"):
-            _products.times_rows(*batch.of_sum(bucket, batch.recall(memory, "q", bucket), p))
+            batch.multiply(_products.times_rows, bucket, batch.recall(memory, "q", bucket), p)
         bucket = bucket.settled()
         flat, lost = bucket.flat, bucket.lost
         first = yield Sum(message)
@@ -123,7 +123,7 @@ class PowerSGD(Scheme):
         message = plan.message(bucket, new, with_rest=True)
         for basis, (batch, factor) in zip(bases, plan.factors(message, new), strict=True):
             times = _products.times_rows if new == "p" else _products.times_columns
-            times(*batch.of_sum(bucket, basis, factor))
+            batch.multiply(times, bucket, basis, factor)
             if lost is not None:
                 p, q = (factor, basis) if new == "p" else (basis, factor)
                 # `out` is nobody's yet, or the matrix itself, which is not needed any more.
@@ -206,11 +206,10 @@ class _Batch(NamedTuple):
         shape, strides = (len(self.names), self.rows, self.cols), (self.spacing, self.cols, 1)
         return flat.as_strided(shape, strides, flat.storage_offset() + self.start)
 
-    def of_sum(self, bucket: Bucket, basis: Tensor, out: Tensor) -> tuple[Tensor | None, ...]:
-        """What a product needs of the bucket and what is owed, whose sum goes into `lost`."""
-        if bucket.owed is None or bucket.lost is None:
-            return self.of(bucket.flat), basis, out, None, None
-        return self.of(bucket.flat), basis, out, self.of(bucket.owed), self.of(bucket.lost)
+    def multiply(self, times: Callable[..., None], bucket: Bucket, basis: Tensor, out: Tensor) -> None:
+        """A product of the bucket; what is owed is added on the way, into `lost`."""
+        owed = bucket.owed, bucket.lost
+        times(self.of(bucket.flat), basis, out, *(None if each is None else self.of(each) for each in owed))
 
     def recall(self, memory: Memory, key: str, bucket: Bucket) -> Tensor:
         """(batch, rank, size): an orthonormal basis of the factors found last, kept until the conversation ends."""

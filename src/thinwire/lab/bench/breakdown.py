@@ -27,7 +27,8 @@ OPERATIONS = (
 
 # By the beginning of a kernel's name, the longest that fits.
 _KERNELS = {
-    "all_finite": "statistics", "keep_": "copy", "draw": "select", "block_": "statistics", "top_k": "select", "hadamard_": "rotate", "rotate": "rotate",
+    "keep_": "copy", "draw": "select", "sum_halves": "decode",
+    "all_finite": "statistics", "block_": "statistics", "top_k": "select", "hadamard_": "rotate", "rotate": "rotate",
     "quantize": "quantise", "dequantize": "decode", "unrotate": "decode", "pack_ints": "pack", "add_packed": "decode",
     "encode_indices": "pack", "decode_indices": "decode", "gather": "copy", "take_": "copy", "put_": "copy",
     "scatter_add": "decode", "scale_cast": "quantise", "narrow": "quantise", "widen": "decode", "cast_add": "decode",

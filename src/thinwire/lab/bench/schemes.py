@@ -115,14 +115,14 @@ def benchmark(
     model = model or models.mlp(2048)
     rows = []
     for count in threads:
-        with _threads(count):
+        with on_threads(count):
             for scheme in schemes:
                 on_scheme(f"{scheme}, {_counted(count, 'thread')}")
-                rows.append(_measure(model, scheme, workers, count, repeats))
+                rows.append(measure(model, scheme, workers, count, repeats))
     return rows
 
 
-def _measure(model: nn.Module, scheme: str, workers: int, threads: int, repeats: int) -> SchemeRow:
+def measure(model: nn.Module, scheme: str, workers: int, threads: int, repeats: int) -> SchemeRow:
     stage = Stage(model, scheme, workers)
     try:
         for _ in range(WARM):
@@ -169,7 +169,7 @@ def _gradient(numel: int) -> Tensor:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def on_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -190,7 +190,7 @@ def _counted(number: int, noun: str) -> str:
 def tables(rows: Sequence[SchemeRow]) -> list[Table]:
     """What a step costs on each number of threads, and where that goes on the fewest."""
     counts = sorted({row.threads for row in rows})
-    total = _table("one worker's step, in copies of the gradient, by threads")
+    total = plain_table("one worker's step, in copies of the gradient, by threads")
     for count in counts:
         for name in ("ms", "memcpys", "least"):
             total.add_column(f"on {count}\n{name}", justify="right", no_wrap=True)
@@ -200,7 +200,7 @@ def tables(rows: Sequence[SchemeRow]) -> list[Table]:
     for scheme, found in by_scheme.items():
         cells = [f(row) for row in found for f in (_milliseconds, _memcpys, _least)]
         total.add_row(scheme, *cells, _size(found[0].allocated_bytes), f"{found[0].scratch_bytes / 1e6:.0f}")
-    parts = _table(f"where it goes, in memcpys, {_counted(counts[0], 'thread')}")
+    parts = plain_table(f"where it goes, in memcpys, {_counted(counts[0], 'thread')}")
     used = [name for name in OPERATIONS if any(row.operations[name] >= 0.05 for row in rows)]
     for name in used:
         parts.add_column(_SHORT.get(name, name), justify="right", no_wrap=True)
@@ -211,7 +211,7 @@ def tables(rows: Sequence[SchemeRow]) -> list[Table]:
     return [total, parts]
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("scheme", no_wrap=True)
     return table

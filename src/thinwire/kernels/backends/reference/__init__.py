@@ -35,7 +35,8 @@ from thinwire.kernels.backends.reference.sparse import gather, put_, scatter_add
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum",
-    "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow", "outer_product", "pack_ints",
-    "put_", "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast",
-    "scatter_add", "sum_halves", "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
+    "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow",
+    "outer_product", "pack_ints", "put_", "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize",
+    "rotate_round", "scale_cast", "scatter_add", "sum_halves", "take_", "times_columns", "times_rows", "top_k",
+    "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip
