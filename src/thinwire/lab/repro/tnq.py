@@ -267,7 +267,5 @@ def _train(task: Task, spec: str, feedback: bool, steps: int, seed: int) -> tupl
     return _accuracy(model, task), mean(errors)
 
 
-@torch.no_grad()
 def _accuracy(model: nn.Module, task: Task) -> float:
-    examples = task.dataset.test
-    return task.metric.values(model(examples.inputs), examples.targets).mean().item()
+    return task.metric.of(model, task.dataset.test).mean().item()
