@@ -65,7 +65,16 @@ def verdict(difference: Interval, margin: float = 0.0) -> str:
     the mean alone is judged, for there is no interval.
     """
     if not math.isfinite(difference.half):
-        return "holds" if difference.mean > -margin else "fails"
-    if difference.low > -margin:
+        return "holds" if difference.mean >= -margin else "fails"
+    if difference.low >= -margin:
         return "holds"
     return "fails" if difference.high < -margin else "level"
+
+
+def on_par(difference: Interval, margin: float) -> str:
+    """Whether ours is as good as theirs: "fails" where the interval says that it is worse, by however little, unless it
+    is certainly less than `margin`; "level" where the runs cannot tell.
+    """
+    if not math.isfinite(difference.half) or difference.low >= -margin:
+        return "holds" if difference.mean >= -margin else "fails"
+    return "fails" if difference.high < 0 else "level"

@@ -34,6 +34,7 @@ class SchemeRow:
     failures: tuple[str, ...]
     seconds_to_target: tuple[float | None, ...]  # of each run; None: not reached
     run_seconds: dict[int, float]  # of each run, by its seed: from start to end
+    encodes: dict[int, float]  # seconds in all that training waited for encoding, by seed
     scores: dict[int, float]  # at the end, by seed
     score: float | None  # their mean
     steps_per_second: float | None
@@ -121,6 +122,7 @@ def _row(runs: list[Run], label: str) -> SchemeRow:
         failures=tuple(run.reason for run in runs if run.reason is not None),
         seconds_to_target=tuple(run.seconds_to_target for run in done),
         run_seconds={run.plan.seed: run.totals["seconds"] for run in done},
+        encodes={run.plan.seed: run.totals["encode_seconds"] for run in done},
         scores={run.plan.seed: run.score for run in done},
         score=mean(run.score for run in done) if done else None,
         steps_per_second=1 / step_seconds if step_seconds else None,
