@@ -19,8 +19,6 @@ from thinwire.lab.cost.advise_command import advise_on_networks, parameters
 from thinwire.lab.cost.simulate import WORKERS, simulate
 from thinwire.lab.doctor import examine
 from thinwire.lab.network.network import DEFAULT_NETWORK, bits_per_second, seconds
-from thinwire.lab.report import simulate_page
-from thinwire.lab.report.report import write_report
 from thinwire.lab.repro import repro
 from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_OUTER, DEFAULT_TASKS, compare
 from thinwire.lab.runs.record import Record
@@ -113,6 +111,8 @@ def make_report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> None:
     """Make the HTML page of earlier comparisons again."""
+    from thinwire.lab.report.report import write_report  # with plotly: other commands need not wait for it
+
     write_report([Record.load(file) for file in files], out)
     Console().print(f"wrote {out}")
 
@@ -181,6 +181,8 @@ def simulate_groups(
 
       thinwire simulate --params 125M --bandwidth 1gbit --scheme "qsgd(bits=4)" --scheme "topk(density=0.01)"
     """
+    from thinwire.lab.report import simulate_page
+
     console = Console()
     arguments = {
         "parameters": parameters(params), "workers": workers, "compute_seconds": seconds(compute),

@@ -14,7 +14,6 @@ from thinwire.lab.network import links, shaped
 from thinwire.lab.network.network import DEFAULT_NETWORK, Network
 from thinwire.lab.report import table
 from thinwire.lab.report.progress import LiveTable
-from thinwire.lab.report.report import write_report
 from thinwire.lab.runs import curves, timing
 from thinwire.lab.runs import tune as tuning
 from thinwire.lab.runs.record import Record, Run, RunPlan
@@ -115,6 +114,8 @@ def compare(
     if json:
         record.save(json)
     if report and record.runs:
+        from thinwire.lab.report.report import write_report  # with plotly, which not every command should wait for
+
         write_report([record], report)
     show(record, console)
     return record

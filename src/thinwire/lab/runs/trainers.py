@@ -20,8 +20,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import gossip, schemes
@@ -208,6 +206,10 @@ class FSDPTrainer(Trainer):
     """
 
     def __init__(self, context: RunContext):
+        # Which takes as long to import as the rest of PyTorch, and few runs need it.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         plan = context.plan
         shards = plan.local if plan.local > 1 else plan.workers
         self.bare = context.task.model()

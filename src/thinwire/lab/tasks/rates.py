@@ -6,8 +6,8 @@ A task's own rate is the one found for fp16 in every step, so a row that is not 
 from __future__ import annotations
 
 # Grid: 1/4, 1/2, 1, 2 and 4 times the task's own rate; seeds 1000 and 1001; the mean score on validation examples of
-# the last three evaluations. `thinwire compare --tune` prints the table that this is the result of; docs/guide/compare.md
-# has it.
+# the last three evaluations. `thinwire compare --tune` prints the whole table, and docs/guide/compare.md
+# shows it.
 RATES: dict[str, dict[str, float]] = {
     "mlp": {  # mlp(width=1024), 120 steps, own rate 0.2
         "fp32": 1.0, "fp16": 1.0, "qsgd(bits=4)": 1.0, "topkc(density=0.1)": 1.0, "powersgd(factor_rank=4)": 1.0,
