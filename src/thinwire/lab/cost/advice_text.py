@@ -64,7 +64,8 @@ def how_often(advice: Advice) -> str:
         return f"How often: in every step; {enough}."
     return (
         f"How often: every {advice.seldom} steps by {scheme}, {each.seconds * 1e3:.0f} ms a step, "
-        f"{each.compute_seconds / each.seconds:.0%} of it computing (thinwire.LocalSteps); {enough}."
+        f"{each.compute_seconds / each.seconds:.0%} of it computing (thinwire.LocalSteps); {enough}. "
+        f"What that costs in accuracy is not predicted: thinwire compare --every {advice.seldom}."
     )
 
 
@@ -74,10 +75,18 @@ def table(advice: Advice) -> Table:
     table = Table(
         title=f"{advice.model}: {found.parameters / 1e6:.3g} M weights, {found.workers} workers, {advice.network}",
         title_justify="left", title_style="bold", caption=_caption(advice), caption_justify="left",
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0,
     )  # fmt: skip
     table.add_column("scheme", vertical="bottom", overflow="fold")
-    for name in ("ms\na step", "compute\n+encode\n+wire", "MB\nsent", "error", "steps", "vs\nfp16", "pays\nbelow"):
+    for name in (
+        "ms\na step",
+        "compute\n+encode\n+wire",
+        "MB\nsent",
+        "error",
+        "more\nsteps",
+        "vs\nfp16",
+        "pays\nbelow",
+    ):
         table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
     for row in advice.rows:
         each = row.prediction
@@ -88,7 +97,7 @@ def table(advice: Advice) -> Table:
             "+".join(f"{seconds * 1e3:.0f}" for seconds in phases),
             f"{each.bytes_sent / 1e6:.3g}",
             f"{row.error:.2g}",
-            f"{row.steps - 1:+.0%}" if found.gradients else "?",
+            f"{abs(row.steps - 1):.0%}" if advice.told(row.scheme) else "?",
             f"{row.speedup:.2f}x",
             bits(row.break_even),
             style="bold" if row is advice.best else "" if row.recommended else "dim",
@@ -127,8 +136,8 @@ def _caption(advice: Advice) -> str:
         "waiting for the slowest",
         *_why_another_link(advice),
         *_why_another_computation(advice),
-        "error: of one worker's message; steps: what it costs, by the noise rule;",
-        f"vs fp16, pays below: {'both together' if found.gradients else 'by the step alone'}",
+        "error: of one worker's message; more steps: what that costs, by the noise rule,",
+        "? where it cannot tell; vs fp16, pays below: both together, or by the step alone",
     ]
     return "\n".join(lines)
 

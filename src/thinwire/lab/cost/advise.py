@@ -151,9 +151,9 @@ class Advice:
         return sorted(found, key=lambda row: -row.speedup)
 
     def more_steps(self, scheme: str) -> float:
-        """Steps to the same accuracy, against fp16's, by the noise rule."""
+        """Steps to the same accuracy, against fp16's, by the noise rule; 1 where it cannot tell."""
         gradients = self.survey.gradients
-        if gradients is None:
+        if gradients is None or not self.told(scheme):
             return 1.0
 
         def steps(name: str) -> float:
@@ -161,6 +161,11 @@ class Advice:
             return gradients.steps(self.survey.errors.get(name, 0.0), back=back)
 
         return steps(scheme) / steps(BASELINE)
+
+    def told(self, scheme: str) -> bool:
+        """Whether the noise rule can tell what a scheme's error costs."""
+        error = self.survey.errors.get(scheme, 0.0)
+        return self.survey.gradients is not None and noise.covered(scheme.removesuffix(ON_LEVELS), error)
 
     def _bearable(self, scheme: str) -> bool:
         error = self.survey.errors.get(scheme, 0.0)
@@ -192,13 +197,13 @@ class Advice:
 
     def _choice(self, predictions: Mapping[str, Prediction]) -> str:
         """fp16, unless a bearable one is clearly sooner; of those about as soon as the soonest, the least error's."""
-        costs = {
-            scheme: each.seconds * self.more_steps(scheme)
-            for scheme, each in predictions.items()
-            if self._bearable(scheme)
-        }
+        costs = {scheme: predictions[scheme].seconds * self.more_steps(scheme) for scheme in self._candidates}
         alike = [scheme for scheme, cost in costs.items() if cost <= min(costs.values()) * WORTH]
         return BASELINE if BASELINE in alike else min(alike, key=lambda scheme: self.survey.errors.get(scheme, 0.0))
+
+    @cached_property
+    def _candidates(self) -> list[str]:
+        return [scheme for scheme in self.survey.steps if self._bearable(scheme)]
 
     @cached_property
     def rounds(self) -> dict[int, tuple[str, Prediction]]:
@@ -214,7 +219,7 @@ class Advice:
     def seldom(self) -> int:
         """The fewest steps between two exchanges at which nearly all of a step is its own computation."""
         for every in EVERY:
-            fastest = min(self.survey.predict(scheme, every=every).seconds for scheme in self.survey.steps)
+            fastest = min(self.survey.predict(scheme, every=every).seconds for scheme in self._candidates)
             if fastest <= self._alone * WORTH:
                 return every
         return EVERY[-1]
@@ -229,7 +234,7 @@ class Advice:
         """Bits per second from which on an exchange in every step is enough; None: at any; infinity: at none."""
 
         def best(bandwidth: float) -> float:
-            return min(self._seconds(scheme, bandwidth) for scheme in self.survey.steps)
+            return min(self._seconds(scheme, bandwidth) for scheme in self._candidates)
 
         return break_even(lambda bandwidth: self._alone * WORTH, best)
 

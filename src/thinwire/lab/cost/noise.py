@@ -90,12 +90,15 @@ def message_error(spec: str, tensors: Mapping[str, Tensor]) -> float:
 
 
 def bearable(spec: str, error: float, gradients: Gradients | None) -> bool:
-    """Whether a scheme may be recommended: the rule covers it, or its error is small by itself.
+    """Whether a scheme may be recommended: its error is small by itself, or the rule tells what it costs."""
+    return error <= BEARABLE or (gradients is not None and covered(spec, error) and error < NOTHING)
 
-    What a biased scheme leaves out comes later, by its error memory; that is no noise: the rule does not cover it.
+
+def covered(spec: str, error: float) -> bool:
+    """Whether a scheme's error is noise. What a biased one leaves out comes later, by its error memory: where that is
+    much, the rule does not know what it costs.
     """
-    covered = gradients is not None and parse(spec).unbiased
-    return error < NOTHING if covered else error <= BEARABLE
+    return error <= BEARABLE or parse(spec).unbiased
 
 
 def comes_back_compressed(spec: str, workers: int) -> bool:
