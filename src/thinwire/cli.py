@@ -138,14 +138,15 @@ def give_advice(
     ] = False,
     json_file: Json = None,
 ) -> None:
-    """Which scheme should you use? Predicts seconds per step for all of them, in a minute and without training.
+    """Which scheme should you use? Predicts seconds and steps for all of them, in a minute and without training.
 
     It measures how long a step computes, how long every scheme takes to
     encode and decode your model's buckets, and how fast the workers' link is.
-    It shows what bounds each scheme (compute, encode or wire) and below which
-    bandwidth it beats fp16. "Use fp16" is a frequent answer. It also shows how
-    often to exchange (local steps), and the bandwidth from which every step is
-    enough. Accuracy is not predicted: `thinwire compare` measures it.
+    It shows where each scheme's time goes (compute, encode, wire), the error of
+    its messages, what that costs in steps (by the noise in the gradients, where
+    there are a model and a batch), and below which bandwidth it beats fp16. What
+    is merely short is not recommended; "use fp16" is a frequent answer. It also
+    shows how often to exchange (local steps). `thinwire compare` measures.
 
     A model by its size, a task of the lab on the loopback, the link between your own machines:
 
@@ -206,7 +207,11 @@ def reproduce_claims(
     data: Data = None,
     json_file: Json = None,
 ) -> None:
-    """A paper's claims on its own set-up: what was measured beside what was expected, and whether it holds."""
+    """A paper's claims, as near to its set-up as two cores allow: measured beside expected; holds, level or fails.
+
+    Models, data and lengths are mostly ours; docs/papers says what differs. "source" says whose expectation it is: the
+    paper's sentence, what the authors' code gave when we ran it, or ours.
+    """
     results = {}
     for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=Console()):
         results[each] = result
