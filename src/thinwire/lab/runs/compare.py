@@ -81,31 +81,47 @@ def compare(
     parse_outer(outer)
     where = str(data) if data else None
     plans = [
-        _rated(
-            RunPlan(
-                task, scheme, seed, exchange, "none", workers, steps, where, controller, apart, outer, local, parallel
-            )
-        )
+        RunPlan(task, scheme, seed, exchange, "none", workers, steps, where, controller, apart, outer, local, parallel)
         for seed in range(seeds)
         for task in tasks
         for exchange, scheme, controller, apart in candidates
     ]
-    record = Record(
-        {
-            "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
-            "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
-            "network": ", ".join(map(str, nets)), "why_paced": nets[0].why_paced, "seeds": seeds, "workers": workers,
-            "local": local, "parallel": parallel, "steps": steps, "data": where,
-            "every": sorted({plan.every for plan in plans}), "outer": outer, "tuned": tune,
-            "tbf_burst_bytes": shaped.BURST_BYTES if any(net.mode == "shaped" for net in nets) else None,
-        }
-    )  # fmt: skip
+    names = {task: load_task(task, data).name for task in tasks}
+    plans = [replace(plan, rate=rates.of(names[plan.task], plan.name)) for plan in plans]
+    record = _record(plans, nets, controllers, seeds, tune)
     try:
         if tune:
             plans = _tune(plans, console)
         _carry_out(plans, nets, record, json, console)
     except KeyboardInterrupt:
         record.interrupted = True
+    _finish(record, plans, nets, json, report, console)
+    return record
+
+
+def _record(
+    plans: Sequence[RunPlan], nets: Sequence[Network], controllers: Sequence[str], seeds: int, tune: bool
+) -> Record:
+    """Without runs yet: what is compared, and how."""
+    first = plans[0]
+    return Record(
+        {
+            "tasks": list(dict.fromkeys(plan.task for plan in plans)),
+            "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
+            "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
+            "network": ", ".join(map(str, nets)), "why_paced": nets[0].why_paced, "seeds": seeds,
+            "workers": first.workers, "local": first.local, "parallel": first.parallel, "steps": first.steps,
+            "data": first.data, "every": sorted({plan.every for plan in plans}), "outer": first.outer, "tuned": tune,
+            "tbf_burst_bytes": shaped.BURST_BYTES if any(net.mode == "shaped" for net in nets) else None,
+        }
+    )  # fmt: skip
+
+
+def _finish(
+    record: Record, plans: Sequence[RunPlan], nets: Sequence[Network], json: Path | None, report: Path | None,
+    console: Console,
+) -> None:  # fmt: skip
+    """Runs in the order of the comparison, with their targets, kept and shown."""
     rows, names = [tuning.row_of(plan) for plan in plans], [str(net) for net in nets]
     record.runs.sort(
         key=lambda run: (names.index(run.plan.network), run.plan.seed, rows.index(tuning.row_of(run.plan)))
@@ -118,12 +134,6 @@ def compare(
 
         write_report([record], report)
     show(record, console)
-    return record
-
-
-def _rated(plan: RunPlan) -> RunPlan:
-    """At the learning rate that was found for its row, if one was."""
-    return replace(plan, rate=rates.of(load_task(plan.task, Path(plan.data) if plan.data else None).name, plan.name))
 
 
 def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
