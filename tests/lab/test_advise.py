@@ -195,7 +195,7 @@ def test_a_row_never_contradicts_itself():
 def test_what_was_asked_for_and_not_found_is_explained():
     text = str(advice(SHORT, ERRORS, given=Given(1e6, 0.5)))
     assert "Asked for 1 Mbit/s, which 4 workers on this machine do not get" in text
-    assert "Asked for 500 ms of computing; fp16's 1000 ms" in text
+    assert "Asked for 500 ms of computing; fp16's 1000 ms have in them" in text
     assert "Asked" not in str(advice(SHORT, ERRORS, given=Given(8000, 1.0)))
 
 

@@ -136,8 +136,8 @@ def _caption(advice: Advice) -> str:
         "waiting for the slowest",
         *_why_another_link(advice),
         *_why_another_computation(advice),
-        "error: of one worker's message; more steps: what that costs, by the noise rule,",
-        "? where it cannot tell; vs fp16, pays below: both together, or by the step alone",
+        "error: of one worker's message; more steps: its cost by the noise rule,",
+        "? where that cannot tell; vs fp16, pays below: by steps and seconds",
     ]
     return "\n".join(lines)
 
@@ -149,10 +149,11 @@ def _why_another_link(advice: Advice) -> list[str]:
         return []
     fastest = min(found.link.kinds.values(), key=lambda cost: cost.seconds_per_byte)
     moving = fastest.processor_seconds_per_byte / found.host.share / fastest.seconds_per_byte
-    why = "collectives wait for each other, and bytes have headers"
-    if moving > 0.5:
-        why = f"moving bytes keeps its {found.host.cores} cores busy for {min(moving, 1):.0%} of the time"
-    return [f"Asked for {bits(asked)}, which {found.workers} workers on this machine do not get:", why]
+    return [
+        f"Asked for {bits(asked)}, which {found.workers} workers on this machine do not get:",
+        f"moving bytes takes {min(moving, 1):.0%} of the time on its {found.host.cores} cores; the rest is",
+        "workers that wait for each other, headers, and what else runs here",
+    ]
 
 
 def _why_another_computation(advice: Advice) -> list[str]:
@@ -160,8 +161,8 @@ def _why_another_computation(advice: Advice) -> list[str]:
     if not asked or abs(shown / asked - 1) < 0.02:
         return []
     return [
-        f"Asked for {asked * 1e3:.0f} ms of computing; {BASELINE}'s {shown * 1e3:.0f} ms have in them what moving",
-        "bytes takes from the same cores meanwhile",
+        f"Asked for {asked * 1e3:.0f} ms of computing; {BASELINE}'s {shown * 1e3:.0f} ms have in them",
+        "what encoding and moving bytes take from the same cores meanwhile",
     ]
 
 

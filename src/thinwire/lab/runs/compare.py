@@ -139,8 +139,12 @@ def _finish(
 def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
     """The plans, each at the best rate of its row."""
     trials = tuning.tuning(plans)
+    runs: list[Run] = []
     with LiveTable(trials, console) as live:
-        found = tuning.tuned([_execute(trial, None, live) for trial in trials])
+        for trial in trials:
+            runs.append(_execute(trial, None, live))
+            live.finished(runs[-1])
+    found = tuning.tuned(runs)
     console.print(table.tuning_table(found))
     console.print()
     best = {each.row: each.rate for each in found}
@@ -166,6 +170,7 @@ def _carry_out(
     with LiveTable([*timings, *once, *always], console) as live:
         for run in _on_links(timings, of_net, live):
             steps.setdefault((run.plan.network, tuning.row_of(run.plan)), []).append(run)
+            live.finished(run)
         for plan in once:
             trained = _execute(plan, None, live)
             for name in of_net:
@@ -173,10 +178,12 @@ def _carry_out(
                 record.runs.append(timing.composed(trained, timed) if timed else trained)
             if json:
                 record.save(json)
+            live.finished(trained)  # what is said to be finished is kept already
         for run in _on_links(always, of_net, live):
             record.runs.append(run)
             if json:
                 record.save(json)
+            live.finished(run)
 
 
 def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: LiveTable) -> Iterator[Run]:
@@ -192,9 +199,7 @@ def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: LiveTabl
 def _execute(plan: RunPlan, opened: shaped.Shaped | None, live: LiveTable) -> Run:
     task = load_task(plan.task, Path(plan.data) if plan.data else None)
     live.started(plan.timed or plan.steps or task.steps, task.metric.name)
-    run = execute(plan, opened, live.advanced)
-    live.finished(run)
-    return run
+    return execute(plan, opened, live.advanced)
 
 
 def show(record: Record, console: Console) -> None:

@@ -84,7 +84,7 @@ def mlp(data: Path | None, *, width: int = 2048) -> Task:
 
 def cnn(data: Path | None) -> Task:
     """The embedded images and a convolutional network of 0.6 M weights: more to compute than to send."""
-    return _classification("cnn", datasets.embedded_images(), models.cnn, lr=0.05, steps=120)
+    return _classification("cnn", datasets.embedded_images(), models.cnn, lr=0.1, steps=120)
 
 
 def fashion(data: Path | None) -> Task:
