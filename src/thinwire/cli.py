@@ -21,8 +21,6 @@ from thinwire.lab.cost.advise_command import advise_on_networks, parameters
 from thinwire.lab.cost.simulate import WORKERS, simulate
 from thinwire.lab.doctor import examine
 from thinwire.lab.network.network import DEFAULT_NETWORK, bits_per_second, seconds
-from thinwire.lab.report import simulate_page
-from thinwire.lab.report.report import write_report
 from thinwire.lab.repro import repro
 from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_OUTER, DEFAULT_TASKS, compare
 from thinwire.lab.runs.record import Record
@@ -38,6 +36,7 @@ app = typer.Typer(
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
 TASKS: list[str] = [*DEFAULT_TASKS]
 EXCHANGES: list[str] = [*DEFAULT_EXCHANGES]
+NETWORKS: list[str] = [DEFAULT_NETWORK]
 COUNTS: list[int] = [*WORKERS]
 NONE: list[str] = []
 STEPS: list[int] = []
@@ -71,9 +70,17 @@ def compare_schemes(
         str, typer.Option(metavar="SPEC", help="Then moves the common weights: average, nesterov(lr=0.7), sgd(lr=1).")
     ] = DEFAULT_OUTER,
     network: Annotated[
-        str, typer.Option(help="none, shaped:100mbit, paced:100mbit,5ms, auto:100mbit; 2=10mbit makes worker 2 slow.")
-    ] = DEFAULT_NETWORK,
-    seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows mean and spread.")] = 2,
+        list[str],
+        typer.Option(
+            help="none, shaped:100mbit, paced:100mbit,5ms, 100mbit (either); 2=10mbit makes worker 2 slow; repeatable: "
+            "trained once, timed on each."
+        ),
+    ] = NETWORKS,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="First find every row's learning rate by validation examples: 10 runs a row."),
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows means, verdicts have intervals.")] = 3,
     workers: Annotated[
         str, typer.Option(help="Processes that train together; 2x4: two machines of four, which share its link.")
     ] = "4",
@@ -89,12 +96,12 @@ def compare_schemes(
 
     Time to accuracy against the fp16 baseline, on a network as slow as you say. For example:
 
-      thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network auto:50mbit --report page.html
+      thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network 50mbit --report page.html
     """
     record = compare(
         task, scheme or (), exchanges=exchange, controllers=controller or (), every=every, outer=outer,
-        network=network, parallel=parallel, seeds=seeds, workers=workers, steps=steps, data=data, json=json_file,
-        report=report,
+        network=network, tune=tune, parallel=parallel, seeds=seeds, workers=workers, steps=steps, data=data,
+        json=json_file, report=report,
     )  # fmt: skip
     if record.interrupted:
         raise typer.Exit(130)
@@ -106,6 +113,8 @@ def make_report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> None:
     """Make the HTML page of earlier comparisons again."""
+    from thinwire.lab.report.report import write_report  # with plotly: other commands need not wait for it
+
     write_report([Record.load(file) for file in files], out)
     Console().print(f"wrote {out}")
 
@@ -131,14 +140,15 @@ def give_advice(
     ] = False,
     json_file: Json = None,
 ) -> None:
-    """Which scheme should you use? Predicts seconds per step for all of them, in a minute and without training.
+    """Which scheme should you use? Predicts seconds and steps for all of them, in a minute and without training.
 
     It measures how long a step computes, how long every scheme takes to
     encode and decode your model's buckets, and how fast the workers' link is.
-    It shows what bounds each scheme (compute, encode or wire) and below which
-    bandwidth it beats fp16. "Use fp16" is a frequent answer. It also shows how
-    often to exchange (local steps), and the bandwidth from which every step is
-    enough. Accuracy is not predicted: `thinwire compare` measures it.
+    It shows where each scheme's time goes (compute, encode, wire), the error of
+    its messages, what that costs in steps (by the noise in the gradients, where
+    there are a model and a batch), and below which bandwidth it beats fp16. What
+    is merely short is not recommended; "use fp16" is a frequent answer. It also
+    shows how often to exchange (local steps). `thinwire compare` measures.
 
     A model by its size, a task of the lab on the loopback, the link between your own machines:
 
@@ -174,6 +184,8 @@ def simulate_groups(
 
       thinwire simulate --params 125M --bandwidth 1gbit --scheme "qsgd(bits=4)" --scheme "topk(density=0.01)"
     """
+    from thinwire.lab.report import simulate_page
+
     console = Console()
     arguments = {
         "parameters": parameters(params), "workers": workers, "compute_seconds": seconds(compute),
@@ -197,7 +209,11 @@ def reproduce_claims(
     data: Data = None,
     json_file: Json = None,
 ) -> None:
-    """A paper's claims on its own set-up: what was measured beside what was expected, and whether it holds."""
+    """A paper's claims, as near to its set-up as two cores allow: measured beside expected; holds, level or fails.
+
+    Models, data and lengths are mostly ours; docs/papers says what differs. "source" says whose expectation it is: the
+    paper's sentence, what the authors' code gave when we ran it, or ours.
+    """
     results = {}
     for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=Console()):
         results[each] = result

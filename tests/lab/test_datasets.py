@@ -24,11 +24,19 @@ def test_embedded_images_are_balanced_and_small():
     data = datasets.embedded_images()
     assert data.train.inputs.shape == (6000, 1, 28, 28) and data.train.inputs.dtype == torch.uint8
     assert data.train.targets.bincount().tolist() == [600] * 10
-    assert data.test.targets.bincount().tolist() == [100] * 10
+    assert data.validation.targets.bincount().tolist() == [200] * 10
+    assert data.test.targets.bincount().tolist() == [500] * 10
     assert 50 < data.train.inputs.float().mean() < 100  # pictures, not noise and not black
     folder = resources.files("thinwire.lab.tasks") / "data"
-    assert len((folder / "fashion_mnist_subset.npz").read_bytes()) < 3.5e6
+    assert len((folder / "fashion_mnist_subset.npz").read_bytes()) < 6e6
     assert "MIT" in (folder / "LICENSE.fashion-mnist").read_text()
+
+
+def test_without_a_validation_part_a_tenth_of_the_training_examples_is_kept_from_training():
+    train, validation = datasets.Dataset(numbered(1003), numbered(5)).split
+    assert len(validation) == 100 and sorted([*train.inputs.tolist(), *validation.inputs.tolist()]) == list(range(1003))
+    given = datasets.Dataset(numbered(100), numbered(5), numbered(7))
+    assert given.split[0] is given.train and given.split[1] is given.validation
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])

@@ -1,6 +1,7 @@
 """The comparison as it happens, drawn by hand."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -46,5 +47,16 @@ def test_without_a_terminal_it_is_a_line_per_run():
         live.finished(made_up("fp16", 2.0, [0.5, 0.8, 0.85]))
         live.finished(made_up("fp16", 2.0, [0.5], exchange="server"))
     first, second = console.file.getvalue().splitlines()
-    assert first == "[1/4] mlp fp16 over allreduce seed 0: 85.0% after 6.0 s, target after 4.0 s"
-    assert second.endswith("fp16 over server seed 0: 50.0% after 2.0 s, target not reached")
+    assert first == "[1/4] mlp fp16 over allreduce seed 0: 85.0% after 30 steps, 6.0 s on none"
+    assert second.endswith("fp16 over server seed 0: 50.0% after 10 steps, 2.0 s on none")
+
+
+def test_timed_steps_are_shown_as_such():
+    console = Console(file=io.StringIO(), width=120)
+    timed = made_up("fp16", 2.0, [0.5])
+    timed = replace(timed, plan=replace(timed.plan, timed=10, network="paced:1mbit"), curve=[])
+    with LiveTable([timed.plan, PLANS[1]], console) as live:
+        live.started(10, "accuracy")
+        live.finished(timed)
+    assert "200 ms a step on paced:1mbit" in console.file.getvalue()
+    assert "timed" in drawn(live, console)

@@ -49,6 +49,7 @@ def test_rates_are_looked_up_and_checked_per_worker():
 
 def test_auto_takes_what_it_can_get_and_says_why():
     auto = parse_network("auto:100mbit")
+    assert parse_network("100mbit") == auto and parse_network("1gbit,2=10mbit,5ms").mode == "auto"
     assert str(network.resolve(auto, None)) == "shaped:100mbit"
     without = network.resolve(auto, "it needs root")
     assert str(without) == "paced:100mbit" and without.why_paced == "it needs root"

@@ -6,13 +6,13 @@ from typer.testing import CliRunner
 
 from thinwire.cli import app
 from thinwire.lab.repro import regtopk, tnq
-from thinwire.lab.repro.claims import Claim, Listing, Reproduction
+from thinwire.lab.repro.claims import OURS, Claim, Listing, Reproduction
 
 
 def measured(quick, data, seeds, progress):
     progress("measuring")
     return Reproduction(
-        claims=[Claim("less is more", measured=f"{seeds} of 5", expected="5 of 5", holds=False)],
+        claims=[Claim("less is more", measured=f"{seeds} of 5", expected="5 of 5", verdict="level", source=OURS)],
         tables=[Listing("Errors", ["scheme", 7], [["a_scheme_with_a_very_long_name" * 3, 0.5]])],
     )
 
@@ -25,10 +25,10 @@ def test_a_reproduction_is_shown_whole_and_kept_with_what_it_ran_on(monkeypatch,
     assert said.output.count("a_scheme") == 3
     narrow = CliRunner().invoke(app, ["repro", "tnq", "--quick"], env={"COLUMNS": "40"}).output
     assert "…" not in narrow  # a long name is folded, never cut
-    assert "less is more" in said.output and "no" in said.output
+    assert "less is more" in said.output and "level" in said.output and "ours" in said.output
     kept = json.loads(file.read_text())["tnq"]
     assert kept["quick"] is True and kept["seeds"] == 2 and kept["claims"][0]["measured"] == "2 of 5"
-    assert kept["tables"][0]["columns"] == ["scheme", 7] and kept["claims"][0]["holds"] is False
+    assert kept["tables"][0]["columns"] == ["scheme", 7] and kept["claims"][0]["verdict"] == "level"
     assert kept["machine"] and kept["versions"]["torch"] and kept["created"]
 
 

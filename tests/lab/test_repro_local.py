@@ -37,12 +37,9 @@ def test_claims_follow_from_what_was_measured():
     assert holding(alike) == [True, True, True, True, True, False]  # 2 bits without feedback lost nothing either
     assert holding(outcomes(bare=[4.1, 4.1]))[-1]
     assert holding(outcomes(ddp=[3.9, 3.9]))[0] is False
-    assert holding(outcomes(sparse=[4.05, 4.05], streaming=[4.01, 4.05], two=[9.0, 4.0]))[1:5] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    said = repro.claims_of("text", outcomes(sparse=[4.05, 4.05], streaming=[4.01, 4.011], two=[9.0, 4.0]))
+    assert [claim.verdict for claim in said][1:5] == ["fails", "holds", "holds", "level"]
+    assert {claim.source for claim in said} == {"paper", "ours"}
 
 
 def test_streaming_sends_a_part_at_a_time():
@@ -55,10 +52,12 @@ def test_streaming_sends_a_part_at_a_time():
 
 def test_differences_are_of_the_same_seeds_with_their_interval():
     one, other = outcome(repro.SPARSE, [4.4, 5.5]), outcome(repro.DDP, [4.0, 5.0])
-    assert repro.difference(one, other) == (pytest.approx(0.1), "+10.0% ±0.0%")
+    found, text = repro.difference(one, other)
+    assert found.mean == pytest.approx(0.1) and text == "+10.0% ±0.0%"
     failed = outcome(repro.SPARSE, [4.4, 5.5], reason="worker 1 failed")
-    assert repro.difference(failed, other) == (float("inf"), "failed: worker 1 failed")
-    assert repro.as_good("", failed, other, "").holds is False
+    found, text = repro.difference(failed, other)
+    assert found.mean == float("inf") and text == "failed: worker 1 failed"
+    assert repro.as_good("", failed, other, "").verdict == "fails"
 
 
 def test_settings_are_the_recipes():

@@ -27,9 +27,10 @@ def test_every_seed_counts_for_the_regressions_claims(name, ends, holds):
 
 
 def test_the_margin_on_images_is_reported_as_it_is():
-    for margins, holds in (([1.0, -0.5, 0.4], True), ([-1.0, 0.5, 0.4], False)):
+    for margins, verdict in (([1.0, 1.1, 0.9], "holds"), ([1.0, -0.5, 0.4], "level"), ([-1.0, -1.1, -0.9], "fails")):
         claim = repro._image_claim("anywhere", margins)
-        assert claim.holds is holds and claim.measured.startswith("+0.3" if holds else "-0.0")
+        assert claim.verdict == verdict and claim.source == "paper"
+    assert claim.measured.startswith("-1.0 ±0.2 points")
 
 
 def test_the_tables_hold_every_scheme_and_setting(monkeypatch):

@@ -86,7 +86,7 @@ def test_it_costs_what_topk_costs():
         ("RegTop-k", "regtopk(density=0.5, mu=1, values='fp64')"),
     ],
 )
-def test_toy_losses_are_the_published_ones(name, spec):
+def test_toy_losses_are_those_of_the_authors_script_run_again(name, spec):
     assert toy_losses(spec) == pytest.approx(TOY_LOSSES[name], abs=5e-4)
 
 

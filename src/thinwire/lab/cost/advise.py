@@ -1,8 +1,8 @@
 """`thinwire advise`: what every scheme would cost on this machine and this network, and which to use.
 
 Nothing is trained to find out. Every scheme is rehearsed on the model's own buckets (see `rehearsal`), the group's link
-is measured (see `link`), and a step is predicted from the two (see `model`). How much accuracy a scheme keeps is not
-predicted: `thinwire compare` finds that out.
+is measured (see `link`), and a step is predicted from the two (see `model`). What a scheme's error costs in steps is
+predicted from the gradients, where there are some (see `noise`); `thinwire compare` finds out what it really costs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich import box
 from rich.console import Console, Group
-from rich.table import Table
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.lab.cost.model import FLOATS, Prediction
+from thinwire.lab.cost import advice_text, noise
+from thinwire.lab.cost.advice_text import bits, finite
+from thinwire.lab.cost.model import Prediction
 from thinwire.lab.cost.replay import break_even
-from thinwire.lab.cost.survey import Survey, survey
-from thinwire.lab.report.table import BASELINE, WORTH
+from thinwire.lab.cost.survey import ON_LEVELS, Survey, survey
+from thinwire.lab.report.verdicts import WORTH
+from thinwire.lab.runs.curves import BASELINE
 from thinwire.lab.runs.record import Record
 from thinwire.plug import detached
 from thinwire.schemes import parse, registry
@@ -105,12 +106,23 @@ def _some_scalar(output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class AdviceRow:
-    """One scheme's prediction. `speedup`: over fp16. `break_even`: bits per second below which it beats fp16."""
+    """One scheme's prediction. `break_even`: bits per second below which it beats fp16, to the same accuracy."""
 
     scheme: str
     prediction: Prediction
-    speedup: float
+    error: float  # of one worker's message, relative
+    steps: float  # to the same accuracy, against fp16's; 1 where there are no gradients to tell from
+    speedup: float  # over fp16, by seconds x steps
+    recommended: bool  # its error is bearable, see `noise.bearable`
     break_even: float | None  # None: never; infinity: always; nan: the baseline itself
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the link and the computation were said to be, where they were."""
+
+    bits_per_second: float | None = None
+    compute_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,31 +132,78 @@ class Advice:
     survey: Survey
     model: str
     network: str
+    given: Given = Given()
 
     @cached_property
     def rows(self) -> list[AdviceRow]:
-        """A row per scheme, fastest first."""
-        baseline = self.survey.predict(BASELINE).seconds
+        """A row per scheme, the one that is first at the same accuracy first."""
         found = []
         for scheme in self.survey.steps:
             prediction = self.survey.predict(scheme)
-            found.append(AdviceRow(scheme, prediction, baseline / prediction.seconds, self._break_even(scheme)))
-        return sorted(found, key=lambda row: row.prediction.seconds)
+            speedup = self._cost(BASELINE, None) / self._cost(scheme, None)
+            error = self.survey.errors.get(scheme, 0.0)
+            found.append(
+                AdviceRow(
+                    scheme, prediction, error, self.more_steps(scheme), speedup, self._bearable(scheme),
+                    self._break_even(scheme, speedup),
+                )
+            )  # fmt: skip
+        return sorted(found, key=lambda row: -row.speedup)
 
-    def _break_even(self, scheme: str) -> float | None:
+    def more_steps(self, scheme: str) -> float:
+        """Steps to the same accuracy, against fp16's, by the noise rule; 1 where it cannot tell."""
+        gradients = self.survey.gradients
+        if gradients is None or not self.told(scheme):
+            return 1.0
+
+        def steps(name: str) -> float:
+            back = noise.comes_back_compressed(name.removesuffix(ON_LEVELS), self.survey.workers)
+            return gradients.steps(self.survey.errors.get(name, 0.0), back=back)
+
+        return steps(scheme) / steps(BASELINE)
+
+    def told(self, scheme: str) -> bool:
+        """Whether the noise rule can tell what a scheme's error costs."""
+        error = self.survey.errors.get(scheme, 0.0)
+        return self.survey.gradients is not None and noise.covered(scheme.removesuffix(ON_LEVELS), error)
+
+    def _bearable(self, scheme: str) -> bool:
+        error = self.survey.errors.get(scheme, 0.0)
+        return noise.bearable(scheme.removesuffix(ON_LEVELS), error, self.survey.gradients)
+
+    def _break_even(self, scheme: str, speedup: float) -> float | None:
+        """Where the two cross on links of any bandwidth; and never against what is predicted for this very link."""
         if scheme == BASELINE:
             return math.nan
-        return break_even(partial(self._seconds, scheme), partial(self._seconds, BASELINE))
+        found, here = break_even(partial(self._cost, scheme), partial(self._cost, BASELINE)), self.survey.link
+        if speedup > 1:
+            return here.bits_per_second if found is None else max(found, here.bits_per_second)
+        return None if found is None else min(found, here.bits_per_second)
 
     @cached_property
-    def _seconds(self) -> Callable[[str, float], float]:
+    def _cost(self) -> Callable[[str, float | None], float]:
+        """Seconds a step, at a bandwidth (None: the link's own), times the steps that are needed."""
+        return cache(lambda scheme, bandwidth: self._seconds(scheme, bandwidth) * self.more_steps(scheme))
+
+    @cached_property
+    def _seconds(self) -> Callable[[str, float | None], float]:
         return cache(lambda scheme, bandwidth: self.survey.predict(scheme, bandwidth).seconds)
 
     @cached_property
     def best(self) -> AdviceRow:
         """What to use, exchanging in every step."""
-        chosen = _choice({row.scheme: row.prediction for row in self.rows})
+        chosen = self._choice({row.scheme: row.prediction for row in self.rows})
         return next(row for row in self.rows if row.scheme == chosen)
+
+    def _choice(self, predictions: Mapping[str, Prediction]) -> str:
+        """fp16, unless a bearable one is clearly sooner; of those about as soon as the soonest, the least error's."""
+        costs = {scheme: predictions[scheme].seconds * self.more_steps(scheme) for scheme in self._candidates}
+        alike = [scheme for scheme, cost in costs.items() if cost <= min(costs.values()) * WORTH]
+        return BASELINE if BASELINE in alike else min(alike, key=lambda scheme: self.survey.errors.get(scheme, 0.0))
+
+    @cached_property
+    def _candidates(self) -> list[str]:
+        return [scheme for scheme in self.survey.steps if self._bearable(scheme)]
 
     @cached_property
     def rounds(self) -> dict[int, tuple[str, Prediction]]:
@@ -152,7 +211,7 @@ class Advice:
         found = {}
         for every in EVERY:
             predictions = {scheme: self.survey.predict(scheme, every=every) for scheme in self.survey.steps}
-            scheme = _choice(predictions)
+            scheme = self._choice(predictions)
             found[every] = (scheme, predictions[scheme])
         return found
 
@@ -160,7 +219,7 @@ class Advice:
     def seldom(self) -> int:
         """The fewest steps between two exchanges at which nearly all of a step is its own computation."""
         for every in EVERY:
-            fastest = min(self.survey.predict(scheme, every=every).seconds for scheme in self.survey.steps)
+            fastest = min(self.survey.predict(scheme, every=every).seconds for scheme in self._candidates)
             if fastest <= self._alone * WORTH:
                 return every
         return EVERY[-1]
@@ -175,101 +234,24 @@ class Advice:
         """Bits per second from which on an exchange in every step is enough; None: at any; infinity: at none."""
 
         def best(bandwidth: float) -> float:
-            return min(self._seconds(scheme, bandwidth) for scheme in self.survey.steps)
+            return min(self._seconds(scheme, bandwidth) for scheme in self._candidates)
 
         return break_even(lambda bandwidth: self._alone * WORTH, best)
 
     @property
     def how_often(self) -> str:
-        """The same in a sentence."""
-        scheme, each = self.rounds[self.seldom]
-        above = self.every_step_from
-        if above is None:
-            enough = "on any link, every step is enough"
-        elif math.isinf(above):
-            enough = "on no link is every step enough, encoding takes too long"
-        else:
-            enough = f"from {bits(above)} on, every step is enough"
-        if self.seldom == 1:
-            return f"How often: in every step; {enough}."
-        return (
-            f"How often: every {self.seldom} steps by {scheme}, {each.seconds * 1e3:.0f} ms a step, "
-            f"{each.compute_seconds / each.seconds:.0%} of it computing (thinwire.LocalSteps); {enough}."
-        )
+        return advice_text.how_often(self)
 
     @property
     def recommendation(self) -> str:
-        best = self.best
-        step = f"{best.prediction.seconds * 1e3:.0f} ms a step, most of it {best.prediction.bound}"
-        if best.scheme == BASELINE:
-            return f"Use {BASELINE}: {step}; nothing is predicted to be {WORTH - 1:.0%} faster."
-        limit = f", and it pays on links below {bits(best.break_even)}" if _finite(best.break_even) else ""
-        return (
-            f"Use {best.scheme}: {step}, {best.speedup:.1f}x as fast as {BASELINE}{limit}; "
-            f"see whether it keeps accuracy: thinwire compare."
-        )
-
-    @property
-    def table(self) -> Table:
-        found = self.survey
-        table = Table(
-            title=f"{self.model}: {found.parameters / 1e6:.3g} M weights, {found.workers} workers, {self.network}",
-            title_justify="left", title_style="bold", caption=self._caption, caption_justify="left",
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
-        )  # fmt: skip
-        table.add_column("scheme", vertical="bottom", no_wrap=True)
-        for name in ("ms\na step", "compute\n+encode\n+wire", "bound\nby", "MB\nsent", "vs\nfp16", "pays\nbelow"):
-            table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
-        for row in self.rows:
-            each = row.prediction
-            phases = (each.compute_seconds, each.encode_seconds, each.wire_seconds)
-            table.add_row(
-                row.scheme,
-                f"{each.seconds * 1e3:.0f}",
-                "+".join(f"{seconds * 1e3:.0f}" for seconds in phases),
-                each.bound,
-                f"{each.bytes_sent / 1e6:.3g}",
-                f"{row.speedup:.2f}x",
-                bits(row.break_even),
-                style="bold" if row is self.best else "",
-            )
-        return table
-
-    @property
-    def rounds_table(self) -> Table:
-        table = Table(
-            title="steps between two exchanges, and the scheme to use then", title_justify="left", title_style="bold",
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
-        )  # fmt: skip
-        table.add_column("every", justify="right")
-        table.add_column("scheme", no_wrap=True)
-        for name in ("ms a step", "computing", "MB sent a step"):
-            table.add_column(name, justify="right")
-        for every, (scheme, each) in self.rounds.items():
-            cells = (
-                f"{each.seconds * 1e3:.0f}",
-                f"{each.compute_seconds / each.seconds:.0%}",
-                f"{each.bytes_sent / 1e6:.3g}",
-            )
-            table.add_row(str(every), scheme, *cells, style="bold" if every == self.seldom else "")
-        return table
-
-    @property
-    def _caption(self) -> str:
-        found = self.survey
-        reduced, local = found.link.cost(FLOATS), found.link.local
-        inside = f"; {local} workers share a machine's link" if local > 1 else ""
-        return (
-            f"predicted. Link, measured: {bits(found.link.bits_per_second)} and {reduced.latency_seconds * 1e3:.2g} ms "
-            f"for an all-reduce{inside};\n{found.host.workers} workers on {found.host.cores} cores, "
-            f"{found.straggling_seconds * 1e3:.0f} ms a step waiting for the slowest"
-        )
+        return advice_text.recommendation(self)
 
     def __rich__(self) -> Group:
-        return Group(self.table, "", self.recommendation, "", self.rounds_table, "", self.how_often)
+        tables = advice_text.table(self), advice_text.rounds_table(self)
+        return Group(tables[0], "", self.recommendation, "", tables[1], "", self.how_often)
 
     def __str__(self) -> str:
-        console = Console(width=100, color_system=None)
+        console = Console(width=80, color_system=None)
         with console.capture() as captured:
             console.print(self, highlight=False)
         return captured.get()
@@ -285,14 +267,18 @@ class Advice:
             "host": asdict(found.host),
             "link": asdict(found.link),
             "straggling_seconds": found.straggling_seconds,
+            "gradients": asdict(found.gradients) if found.gradients else None,
             "rows": [
                 {
                     "scheme": row.scheme,
                     "seconds": row.prediction.seconds,
                     **asdict(row.prediction),
                     "bound": row.prediction.bound,
+                    "error": row.error,
+                    "steps": row.steps,
+                    "recommended": row.recommended,
                     "speedup_fp16": row.speedup,
-                    "break_even_bits_per_second": row.break_even if _finite(row.break_even) else None,
+                    "break_even_bits_per_second": row.break_even if finite(row.break_even) else None,
                     "pays": bits(row.break_even),
                     **({"measured_seconds": found.performed[row.scheme]} if row.scheme in found.performed else {}),
                 }
@@ -309,28 +295,3 @@ class Advice:
             "versions": about.versions,
             "created": about.created,
         }
-
-
-def _choice(predictions: Mapping[str, Prediction]) -> str:
-    """fp16, unless another is clearly faster; of those about as fast as the fastest, the one of most bytes."""
-    fastest = min(each.seconds for each in predictions.values())
-    alike = [scheme for scheme, each in predictions.items() if each.seconds <= fastest * WORTH]
-    return BASELINE if BASELINE in alike else max(alike, key=lambda scheme: predictions[scheme].bytes_sent)
-
-
-def bits(per_second: float | None) -> str:
-    """A bandwidth in words."""
-    if per_second is None:
-        return "never"
-    if math.isinf(per_second):
-        return "always"
-    if math.isnan(per_second):
-        return ""
-    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if per_second >= size:
-            return f"{per_second / size:.3g} {unit}"
-    return f"{per_second / 1e3:.3g} kbit/s"
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)

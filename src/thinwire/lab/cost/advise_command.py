@@ -16,7 +16,7 @@ from rich.table import Table
 
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab.cost import survey
-from thinwire.lab.cost.advise import Advice, checked
+from thinwire.lab.cost.advise import Advice, Given, checked
 from thinwire.lab.cost.survey import Survey
 from thinwire.lab.network import links
 from thinwire.lab.network.network import DEFAULT_NETWORK, Network
@@ -55,14 +55,18 @@ def advise_on_networks(
     if dist.is_torchelastic_launched():
         if networks or workers is not None:
             raise ValueError("under torchrun the group is there already: --network and --workers have no place")
-        found = _under_torchrun(model, look)
+        found = _under_torchrun(model, look, console)
     else:
         count, local = parse_workers(4 if workers is None else workers)
         if count < 2:
             raise ValueError(f"workers must be at least 2, got {count}")
         texts = networks or (CHECK_NETWORKS if check else (DEFAULT_NETWORK,))
         nets = [links.resolved(text, count, local) for text in texts]
-        found = [Advice(_on_this_machine(look, count, local, net), model, str(net)) for net in nets]
+        found = []
+        for net in nets:
+            given = Given(net.rate.up if net.rate else None, compute_seconds or None)
+            with _Progress(console, f"{model} on {net}: {count} workers, {look.count} schemes, about a minute") as tell:
+                found.append(Advice(_on_this_machine(look, count, local, net, tell), model, str(net), given))
     for advice in [] if check else found:
         console.print(advice, highlight=False)
     if check and found:
@@ -80,8 +84,36 @@ class _Look:
         self.how = how
         self.arguments = arguments
 
-    def __call__(self, exchange: Callable[[], AllReduce], local: int) -> Survey:
-        return self.how(exchange, *self.arguments, local=local)
+    def __call__(self, exchange: Callable[[], AllReduce], local: int, tell: Callable[[str], object]) -> Survey:
+        return self.how(exchange, *self.arguments, local=local, tell=tell)
+
+    @property
+    def count(self) -> int:
+        """How many schemes are looked at."""
+        return len(self.arguments[2])
+
+
+class _Progress:
+    """Says at once what is going on, and then what is measured: in place on a terminal, elsewhere a line each."""
+
+    def __init__(self, console: Console, first: str):
+        self._console, self._first = console, first
+        self._status = console.status(first)
+
+    def __enter__(self) -> Callable[[str], None]:
+        self._console.print(self._first, highlight=False)
+        if self._console.is_terminal:
+            self._status.start()
+        return self._tell
+
+    def _tell(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(f"measuring {text}")
+        else:
+            self._console.print(f"measuring {text}", highlight=False)
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
 
 
 def _model(
@@ -114,10 +146,13 @@ def parameters(text: str) -> int:
     return number
 
 
-def _on_this_machine(look: _Look, workers: int, local: int, network: Network) -> Survey:
+def _on_this_machine(
+    look: _Look, workers: int, local: int, network: Network, tell: Callable[[str], object]
+) -> Survey:  # fmt: skip
     """By processes of our own, over links of the lab."""
     with links.opened(network, workers, local=local) as opened:
-        return launch.on_ranks(_worker, workers, look, local, network, namespaces=opened and opened.by_rank())[0]
+        names = opened and opened.by_rank()
+        return launch.on_ranks(_worker, workers, look, local, network, namespaces=names, on_message=tell)[0]
 
 
 def _worker(place: Place, look: _Look, local: int, network: Network) -> Survey:
@@ -125,19 +160,22 @@ def _worker(place: Place, look: _Look, local: int, network: Network) -> Survey:
         return AllReduce(transport=links.transport(network, place.rank, place.ranks))
 
     with place.joined():
-        found = look(exchange, local)
+        found = look(exchange, local, place.send if place.rank == 0 else lambda text: None)
         dist.barrier()
         return found
 
 
-def _under_torchrun(model: str, look: _Look) -> list[Advice]:
+def _under_torchrun(model: str, look: _Look, console: Console) -> list[Advice]:
     """The advice on rank 0, nothing on the others."""
     dist.init_process_group("gloo")
     try:
         ranks, local = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         levels = local if local < ranks and ranks % local == 0 else 1
-        found = Advice(look(AllReduce, levels), model, "the group's own link")
-        return [found] if dist.get_rank() == 0 else []
+        if dist.get_rank() != 0:
+            look(AllReduce, levels, lambda text: None)
+            return []
+        with _Progress(console, f"{model} on the group's own link: {ranks} workers, {look.count} schemes") as tell:
+            return [Advice(look(AllReduce, levels, tell), model, "the group's own link")]
     finally:
         dist.destroy_process_group()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,10 +21,12 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.objects import all_gather_objects
 from thinwire.lab.cost import link as links
+from thinwire.lab.cost import noise
 from thinwire.lab.cost.model import BucketTrace, Host, Link, Prediction, Step
+from thinwire.lab.cost.noise import Gradients
 from thinwire.lab.cost.rehearsal import Barrier, perform, rehearse
 from thinwire.lab.cost.replay import predict, predict_rounds
-from thinwire.lab.report.table import BASELINE
+from thinwire.lab.runs.curves import BASELINE
 from thinwire.lab.tasks.tasks import load_task
 
 STEPS = 6  # rehearsed for every scheme, by every worker
@@ -43,6 +46,8 @@ class Survey:
     meeting_seconds: float  # the same steps for real
     steps: dict[str, list[Step]]
     performed: dict[str, float] = field(default_factory=dict)  # seconds per step, measured; where asked for
+    errors: dict[str, float] = field(default_factory=dict)  # of what one worker says of its gradient, without memory
+    gradients: Gradients | None = None  # None: there is no model and no batch
 
     def predict(self, scheme: str, bits_per_second: float | None = None, *, every: int = 1) -> Prediction:
         """A step under `scheme`, over the link as it is or at another bandwidth; one of `every` that share an exchange.
@@ -56,7 +61,7 @@ class Survey:
         shared = predict_rounds(self.steps[scheme], link, self.host, every=every)
         return shared.waiting(self.straggling_seconds / every)
 
-    @property
+    @cached_property
     def straggling_seconds(self) -> float:
         return max(0.0, self.meeting_seconds - predict(self.meeting, self.link, self.host).seconds)
 
@@ -70,6 +75,8 @@ def survey(
     restore: Callable[[], object] = lambda: None,
     performed_steps: int = 0,
     local: int = 1,
+    tell: Callable[[str], object] = lambda text: None,
+    learns: bool = True,
 ) -> Survey:
     """Measure the group of `model`. Every worker calls it with the same schemes and gets the same survey.
 
@@ -77,6 +84,8 @@ def survey(
         is, and every scheme on two levels (`thinwire.Hierarchical`).
     train: one step, without anything that lasts but gradients (what lasts is undone by `restore`, between steps).
     performed_steps: train so many steps under every scheme for real, too, right after rehearsing it.
+    tell: called with what is measured next, in words.
+    learns: its gradients are those of a loss, so that the noise in them says something (see `noise`).
     """
     group = model.process_group
     assert isinstance(group, dist.ProcessGroup)
@@ -92,21 +101,29 @@ def survey(
         how = exchange() if local == 1 else Hierarchical.of_nodes(local)
         return perform(model, train, scheme, exchange=how, steps=steps, restore=restore)
 
+    restore()
+    with model.no_sync():
+        train()
+    own = {name: p.grad.clone() for name, p in model.module.named_parameters() if p.grad is not None}
+    gradients, sampled = noise.measure(own, group) if learns else None, noise.sample(own)
+    tell("the link")
     link = links.measure(exchange(), group) if local == 1 else links.measure_levels(exchange, group, local)
     host = links.host(group)
     meeting = rehearsed(Barrier(), MEETINGS)
     met = real(Barrier(), MEETINGS)
-    steps, performed = {}, {}
+    steps, performed, errors = {}, {}, {}
     flat = {scheme: (scheme, 1) for scheme in schemes if local == 1 or scheme == BASELINE}
     named = flat | {f"{scheme}{ON_LEVELS}": (scheme, local) for scheme in schemes if local > 1}
-    for name, (scheme, level) in named.items():
+    for number, (name, (scheme, level)) in enumerate(named.items(), 1):
+        tell(f"{name}, {number} of {len(named)}")
+        errors[name] = noise.message_error(scheme, sampled)
         steps[name] = rehearsed(scheme, local=level)
         if performed_steps:
             performed[name] = mean(real(scheme, performed_steps, local=level))
             # Before and after, so that what disturbs the machine disturbs both.
             steps[name] += rehearsed(scheme, local=level)
 
-    seen = [_lists(meeting), mean(met), {scheme: _lists(each) for scheme, each in steps.items()}, performed]
+    seen = [_lists(meeting), mean(met), {scheme: _lists(each) for scheme, each in steps.items()}, performed, errors]
     everybody = all_gather_objects(seen, group)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Survey(
@@ -115,6 +132,8 @@ def survey(
         meeting_seconds=mean(each[1] for each in everybody),
         steps={scheme: slowest([_steps(each[2][scheme]) for each in everybody]) for scheme in steps},
         performed={scheme: mean(each[3][scheme] for each in everybody) for scheme in performed},
+        errors={scheme: mean(each[4][scheme] for each in everybody) for scheme in errors},
+        gradients=gradients,
     )  # fmt: skip
 
 
@@ -147,7 +166,7 @@ def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
 
 def of_task(
     exchange: Callable[[], AllReduce], spec: str, data: Path | None, schemes: Sequence[str], performed_steps: int,
-    local: int = 1,
+    local: int = 1, tell: Callable[[str], object] = lambda text: None,
 ) -> Survey:  # fmt: skip
     """Survey the default group, each worker training its shard of a task of the lab."""
     task = load_task(spec, data)
@@ -171,13 +190,15 @@ def of_task(
             parameter.copy_(value)
 
     return survey(
-        model, train, schemes, exchange=exchange, restore=restore, performed_steps=performed_steps, local=local
-    )
+        model, train, schemes, exchange=exchange, restore=restore, performed_steps=performed_steps, local=local,
+        tell=tell,
+    )  # fmt: skip
 
 
 def of_size(
-    exchange: Callable[[], AllReduce], parameters: int, compute_seconds: float, schemes: Sequence[str], local: int = 1
-) -> Survey:
+    exchange: Callable[[], AllReduce], parameters: int, compute_seconds: float, schemes: Sequence[str], local: int = 1,
+    tell: Callable[[str], object] = lambda text: None,
+) -> Survey:  # fmt: skip
     """Survey the default group on a model that is nothing but matrices, taken to compute for `compute_seconds`."""
     torch.manual_seed(0)
     model = DistributedDataParallel(Matrices(parameters))
@@ -186,7 +207,7 @@ def of_size(
         model.zero_grad()
         model(torch.ones(())).backward()
 
-    found = survey(model, train, schemes, exchange=exchange, local=local)
+    found = survey(model, train, schemes, exchange=exchange, local=local, tell=tell, learns=False)
     steps = {name: [step.computing(compute_seconds) for step in each] for name, each in found.steps.items()}
     return replace(found, steps=steps)
 

@@ -3,7 +3,7 @@
     none                    the machine's own loopback, as fast as it is
     shaped:100mbit          real links: each worker's namespace sends at this rate (needs root and iproute2)
     paced:100mbit,5ms       no privileges: every exchange is slowed to latency + bytes / bandwidth
-    auto:100mbit            shaped where that can be had, else paced; the record says which
+    auto:100mbit, 100mbit   shaped where that can be had, else paced; the record says which
 
 After the colon come, separated by commas, in any order:
 
@@ -79,6 +79,8 @@ class Network:
 def parse_network(text: str) -> Network:
     """The network that `text` describes (see above)."""
     mode, _, rest = text.strip().partition(":")
+    if _RATE.match(mode):  # a rate alone
+        mode, rest = "auto", text.strip()
     if mode not in MODES:
         raise ValueError(f"unknown network {text!r}; known: none, shaped:RATE, paced:RATE[,LATENCY], auto:RATE")
     if mode == "none":

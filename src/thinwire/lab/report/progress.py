@@ -76,10 +76,12 @@ class LiveTable:
             run = self._finished[number]
             if run.reason is not None:
                 return [Text("failed: " + run.reason, style="red", overflow="ellipsis")]
+            if run.plan.timed:
+                return [ProgressBar(1, 1, width=20), "timed", "", _milliseconds(run), ""]
             point, steps, metric = run.curve[-1], run.steps, run.metric
         bar = ProgressBar(steps, point.step if point else 0, width=20)
         if point is None:
-            return [bar, "starting"]
+            return [bar, "timing" if self._plans[number].timed else "starting"]
         return [
             bar,
             f"{point.step}/{steps}",
@@ -93,9 +95,13 @@ def _summary(run: Run) -> str:
     head = f"{run.plan.task} {run.plan.name} over {run.plan.exchange} seed {run.plan.seed}: "
     if run.reason is not None:
         return head + f"failed: {run.reason}"
-    reached = run.seconds_to_target
+    if run.plan.timed:
+        return f"{head}{_milliseconds(run)} a step on {run.plan.network}"
     end = run.curve[-1]
-    return head + (
-        f"{score_text(run.metric, end.score)} after {end.seconds:.1f} s, "
-        + ("target not reached" if reached is None else f"target after {reached:.1f} s")
-    )
+    at = "" if run.plan.tested else f" at {run.plan.rate:g}x the rate"
+    score = score_text(run.metric, run.score)
+    return f"{head}{score} after {end.step} steps{at}, {end.seconds:.1f} s on {run.plan.network}"
+
+
+def _milliseconds(run: Run) -> str:
+    return f"{1e3 * run.totals['seconds'] / run.totals['steps']:.0f} ms"

@@ -53,7 +53,7 @@ class PageSection:
 
 def write_report(records: Sequence[Record], file: Path) -> None:
     """Put the comparisons on one page. It needs nothing but itself: no network, no other file."""
-    sections = [_section(record, task) for record in records for task in _tasks(record)]
+    sections = [_section(part, task) for record in records for part in record.by_network() for task in _tasks(part)]
     if not sections:
         raise ValueError("there is no run to report on")
     render_template("report.html", file, {"sections": sections, "table": table, "created": records[-1].created})
@@ -103,7 +103,8 @@ def _scores(curves: dict[str, list[Run]], lines: dict[str, dict[str, str]], axis
     """The curves of the metric, and the target as a dotted line."""
     figure = _curves(curves, lines, axis, lambda point: point.score)
     first = next(iter(curves.values()))[0]
-    figure.add_hline(y=first.target, line={"dash": "dot", "width": 1, "color": "#666"})
+    if first.target is not None:
+        figure.add_hline(y=first.target, line={"dash": "dot", "width": 1, "color": "#666"})
     if first.metric == "accuracy":
         figure.update_yaxes(tickformat=".0%")
     return figure

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from rich import box
 from rich.table import Table
 
-from thinwire.lab.cost.advise import bits
+from thinwire.lab.cost.advice_text import bits
 from thinwire.lab.cost.simulate import ScalePoint, Study
 from thinwire.lab.report import report
 from thinwire.lab.report.table import BASELINE

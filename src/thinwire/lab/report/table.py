@@ -1,22 +1,22 @@
-"""From runs to verdicts: a row per task, scheme and exchange; seconds to the target against fp16 over allreduce."""
+"""From runs to rows: one per task, scheme and exchange; seconds to the target against fp16 over allreduce."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from thinwire.lab.report.intervals import Interval, paired
+from thinwire.lab.report.verdicts import WORTH, verdict
+from thinwire.lab.runs.curves import BASELINE, WINDOW
 from thinwire.lab.runs.record import Record, Run
-
-BASELINE = "fp16"  # over allreduce
-WORTH = 1.1  # a scheme pays from this speed-up on: less is within what one machine's runs vary by
-KEPT_POINTS = 0.5  # an accuracy this much (in percent) below the baseline's still counts as kept
-KEPT_SHARE = 0.01  # the same for other metrics, as a share of the baseline's
+from thinwire.lab.runs.tune import Tuned
+from thinwire.lab.tasks import rates
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,14 @@ class SchemeRow:
     label: str  # the scheme, with the exchange where the record has several
     metric: str
     rising: bool
-    target: float
+    target: float | None  # the mean over seeds, where each has its own
     runs: int  # that came to their end
     failures: tuple[str, ...]
     seconds_to_target: tuple[float | None, ...]  # of each run; None: not reached
-    score: float | None
+    run_seconds: dict[int, float]  # of each run, by its seed: from start to end
+    encodes: dict[int, float]  # seconds in all that training waited for encoding, by seed
+    scores: dict[int, float]  # at the end, by seed
+    score: float | None  # their mean
     steps_per_second: float | None
     bytes_per_step: float | None
     rounds: float | None
@@ -43,11 +46,20 @@ class SchemeRow:
     wire_seconds: float | None
     speedup_fp16: float | None = None  # on mean seconds to target, where both always reach it
     speedup_fp32: float | None = None
+    difference: Interval | None = None  # of the final score to the baseline's, seed by seed; more is better
     verdict: str = ""
 
     @property
     def baseline(self) -> bool:
         return self.scheme == BASELINE and self.exchange == "allreduce"
+
+    @property
+    def against(self) -> str:
+        return f"{BASELINE} over allreduce"
+
+    @property
+    def target_text(self) -> str:
+        return "no target" if self.target is None else f"the target of {score_text(self.metric, self.target)}"
 
     @property
     def mean_seconds(self) -> float | None:
@@ -75,9 +87,11 @@ def summarise(record: Record) -> list[SchemeRow]:
     plain = {key: _row(runs, label(record, runs[0])) for key, runs in groups.items()}
     rows = []
     for (task, *_), row in plain.items():
-        fp16, fp32 = (plain.get((task, "allreduce", scheme)) for scheme in ("fp16", "fp32"))
-        against = SchemeRow(**{**vars(row), "speedup_fp16": _speedup(row, fp16), "speedup_fp32": _speedup(row, fp32)})
-        rows.append(SchemeRow(**{**vars(against), "verdict": _verdict(against, fp16)}))
+        fp16, fp32 = (plain.get((task, "allreduce", scheme)) for scheme in (BASELINE, "fp32"))
+        against = replace(
+            row, speedup_fp16=_speedup(row, fp16), speedup_fp32=_speedup(row, fp32), difference=_difference(row, fp16)
+        )
+        rows.append(replace(against, verdict=verdict(against, fp16)))
     return rows
 
 
@@ -95,6 +109,7 @@ def _row(runs: list[Run], label: str) -> SchemeRow:
     step_seconds = per_step("seconds")
     vnmse = mean(run.totals["vnmse"] for run in done) if done else None
     first = runs[0]
+    targets = [run.target for run in runs if run.target is not None]
     return SchemeRow(
         task=first.plan.task,
         scheme=first.plan.name,
@@ -102,11 +117,14 @@ def _row(runs: list[Run], label: str) -> SchemeRow:
         label=label,
         metric=first.metric,
         rising=first.rising,
-        target=first.target,
+        target=mean(targets) if targets else None,
         runs=len(done),
         failures=tuple(run.reason for run in runs if run.reason is not None),
         seconds_to_target=tuple(run.seconds_to_target for run in done),
-        score=mean(run.curve[-1].score for run in done) if done else None,
+        run_seconds={run.plan.seed: run.totals["seconds"] for run in done},
+        encodes={run.plan.seed: run.totals["encode_seconds"] for run in done},
+        scores={run.plan.seed: run.score for run in done},
+        score=mean(run.score for run in done) if done else None,
         steps_per_second=1 / step_seconds if step_seconds else None,
         bytes_per_step=per_step("bytes_sent"),
         rounds=mean(run.totals.get("rounds", run.totals["steps"]) for run in done) if done else None,
@@ -123,43 +141,13 @@ def _speedup(row: SchemeRow, other: SchemeRow | None) -> float | None:
     return other.mean_seconds / row.mean_seconds
 
 
-def _verdict(row: SchemeRow, baseline: SchemeRow | None) -> str:
-    """One sentence: does it pay, here?"""
-    target = f"the target of {score_text(row.metric, row.target)}"
-    if not row.runs:
-        return f"Failed: {row.failures[0]}."
-    reached = sum(seconds is not None for seconds in row.seconds_to_target)
-    if row.baseline and reached < row.runs:
-        return f"The baseline: reached {target} in {reached} of {row.runs} runs; give it more steps."
-    if not reached:
-        return f"Does not pay here: never reached {target}."
-    if reached < row.runs:
-        return f"Does not pay here: reached {target} in only {reached} of {row.runs} runs."
-    if row.baseline:
-        return f"The baseline: {target} after {row.mean_seconds:.1f} s."
-    if baseline is None or not baseline.runs:
-        reached = f"Reached {target} after {row.mean_seconds:.1f} s"
-        return f"{reached}; without a run of {BASELINE} over allreduce there is no verdict."
-    if row.speedup_fp16 is None:
-        return f"Pays here: reached {target} after {row.mean_seconds:.1f} s; {baseline.label} did not always."
-
-    speedup, lost = row.speedup_fp16, _lost(row, baseline)
-    if speedup >= WORTH and not lost:
-        return f"Pays here: reaches {target} {speedup:.1f}x sooner than {baseline.label}, and ends no worse."
-    if speedup >= WORTH:
-        return f"Reaches {target} {speedup:.1f}x sooner than {baseline.label}, but ends {lost}."
-    bound = max(row.phases, key=lambda phase: row.phases[phase] or 0.0)
-    how = "as soon as" if speedup > 1 / WORTH else f"{1 / speedup:.1f}x later than"
-    return f"Does not pay here: reaches {target} {how} {baseline.label}; most of a step goes into {bound}."
-
-
-def _lost(row: SchemeRow, baseline: SchemeRow) -> str:
-    """How much worse the row ends than the baseline, in words; empty: not worth mentioning."""
-    assert row.score is not None and baseline.score is not None
-    worse = baseline.score - row.score if row.rising else row.score - baseline.score
-    if row.metric == "accuracy":
-        return f"{worse * 100:.1f} points lower" if worse * 100 > KEPT_POINTS else ""
-    return f"at {row.score:.3g} instead of {baseline.score:.3g}" if worse > KEPT_SHARE * abs(baseline.score) else ""
+def _difference(row: SchemeRow, baseline: SchemeRow | None) -> Interval | None:
+    """How much better the row ends than the baseline, by the seeds that both have."""
+    seeds = [seed for seed in row.scores if baseline is not None and seed in baseline.scores]
+    if baseline is None or not seeds:
+        return None
+    sign = 1 if row.rising else -1
+    return paired([sign * row.scores[seed] for seed in seeds], [sign * baseline.scores[seed] for seed in seeds])
 
 
 def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
@@ -204,6 +192,26 @@ def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
     return table
 
 
+def tuning_table(found: Sequence[Tuned]) -> Table:
+    """Every row's score over the grid of learning rates, the chosen one bold."""
+    grid = sorted({rate for each in found for rate in each.scores})
+    table = Table(
+        title="learning rates, times the task's own: validation score at the end", title_justify="left",
+        title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("row", overflow="fold")
+    for rate in grid:
+        table.add_column(f"{rate:g}x", justify="right", no_wrap=True)
+    table.add_column("chosen", justify="right")
+    for each in found:
+        cells = [
+            Text(score_text(each.metric, each.scores[rate], short=True), style="bold" if rate == each.rate else "")
+            for rate in grid
+        ]
+        table.add_row(_broken(each.row[2]), *cells, f"{each.rate:g}x" + (", the edge" if each.at_the_edge else ""))
+    return table
+
+
 def _broken(spec: str) -> str:
     """Long spec text breaks before its options and its controller, not in the middle of a word."""
     spec, _, every = spec.partition(" every ")
@@ -226,6 +234,8 @@ def caption(record: Record) -> str:
     """What one must know to read the table: the machine, and how well ledger and interfaces agree."""
     machine, lines = record.machine, []
     lines.append(f"{machine['cores']} cores of {machine['cpu']}; torch {record.versions['torch']}")
+    lines.extend(_target_lines(record))
+    lines.extend(_rate_lines(record))
     if record.config.get("why_paced"):
         lines.append(f"paced, not shaped: {record.config['why_paced']}")
     if not any(run.plan.scheme == BASELINE and run.plan.exchange == "allreduce" for run in record.runs):
@@ -236,6 +246,26 @@ def caption(record: Record) -> str:
     if record.interrupted:
         lines.append("interrupted: only what was finished is shown")
     return "\n".join(lines)
+
+
+def _target_lines(record: Record) -> list[str]:
+    found = sorted({score_text(run.metric, run.target) for run in record.runs if run.target is not None})
+    if not found:
+        return []
+    span = found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    return [f"target: {span}, by the mean of {WINDOW} evaluations (validation); final score: test examples, seen once"]
+
+
+def _rate_lines(record: Record) -> list[str]:
+    """Whose learning rate is another than the task's own, and whose was not looked for."""
+    plans = {run.plan.name: run.plan for run in record.runs if run.plan.exchange == "allreduce"}
+    other = [f"{name} {plan.rate:g}x" for name, plan in plans.items() if plan.rate != 1]
+    lines = [f"learning rates, times the task's own: {', '.join(other)}; all others 1x"] if other else []
+    if not record.config.get("tuned"):
+        known = {name for name, plan in plans.items() if rates.known(plan.task.partition("(")[0], name)}
+        if set(plans) - known - {BASELINE}:
+            lines.append(f"not tuned, at {BASELINE}'s rate: {', '.join(sorted(set(plans) - known - {BASELINE}))}")
+    return lines
 
 
 def surplus(run: Run) -> float:

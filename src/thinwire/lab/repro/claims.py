@@ -8,10 +8,14 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 Progress = Callable[[str], None]  # called with what is being measured, in words
 
+# Where an expectation comes from. The papers' numbers are not ours to quote from memory: what is a paper's is the
+# sentence. Numbers are what the authors' published code gave when we ran it, or what we derived ourselves.
+PAPER, RERUN, OURS = "paper", "authors' code, rerun", "ours"
+COLOURS = {"holds": "green", "level": "yellow", "fails": "red"}
 NARROW = 12  # characters: a column of such cells is one of numbers or single words
 STYLE: Any = {
     "title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False,
@@ -26,8 +30,18 @@ class Claim:
     claim: str
     measured: str | float
     expected: str
-    holds: bool
+    verdict: str  # "holds", "fails", or "level": so few runs cannot tell
+    source: str  # who says what is expected: PAPER, RERUN or OURS
     reason: str | None = None  # why it does not hold, where that is known
+
+    @property
+    def holds(self) -> bool:
+        return self.verdict == "holds"
+
+
+def told(holds: bool) -> str:
+    """The verdict on what does not vary from run to run."""
+    return "holds" if holds else "fails"
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,11 @@ class Reproduction:
         for listing in self.tables:
             console.print(listing.table)
             console.print()
-        table = Table("claim", "measured", "expected", "holds", title=f"{name}: what holds", **STYLE)
+        columns = (Column(each, overflow="fold") for each in ("claim", "measured", "expected", "source", "verdict"))
+        table = Table(*columns, title=f"{name}: what holds", **STYLE)
         for claim in self.claims:
-            holds = "[green]yes[/]" if claim.holds else "[red]no[/]"
-            table.add_row(claim.claim, str(claim.measured), claim.expected, holds)
+            verdict = f"[{COLOURS[claim.verdict]}]{claim.verdict}[/]"
+            table.add_row(claim.claim, str(claim.measured), claim.expected, claim.source, verdict)
         console.print(table)
 
     def as_json(self) -> dict[str, Any]:

@@ -11,12 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
-from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
+from thinwire.lab.report import intervals
+from thinwire.lab.report.intervals import Interval
+from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, Reproduction, told
 from thinwire.lab.runs.record import Run, RunPlan
 from thinwire.lab.runs.run import execute
 from thinwire.lab.tasks.tasks import load_task
@@ -32,8 +34,6 @@ PARTS = 4
 TWO_BITS = "eden(bits=2)"  # rounded the same way every time, as in the papers; tnq's rounding is random
 FEW_BITS = ("tnq(bits=4)", "tnq(bits=2)", TWO_BITS)
 WITHIN = 0.01  # of the score: as good as
-# Two-sided 95% of Student's t, by the number of paired runs.
-T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Outcome:
     def scores(self) -> list[float]:
         """At the end; what did not come to its end is as bad as can be."""
         worst = -math.inf if self.runs[0].rising else math.inf
-        return [worst if run.reason is not None else run.curve[-1].score for run in self.runs]
+        return [worst if run.reason is not None else run.score for run in self.runs]
 
     def total(self, name: str) -> float:
         return math.nan if self.failure else fmean(run.totals[name] for run in self.runs)
@@ -143,34 +143,37 @@ def claims_of(task: str, outcomes: dict[str, Outcome]) -> list[Claim]:
         as_good(f"{name}: streaming loses nothing against DiLoCo", streaming, plain, "published"),
         Claim(
             f"{name}: streaming sends 1/{PARTS} at a time", f"{at_once:.2f}", f"{1 / PARTS:.2f}",
-            abs(at_once * PARTS - 1) < 0.1,
+            told(abs(at_once * PARTS - 1) < 0.1), PAPER,
         ),
         as_good(f"{name}: 2 bits with feedback lose nothing against DiLoCo", two, plain, "published (MuLoCo)"),
-        worse(f"{name}: 2 bits without feedback do", bare, plain, "ours, from the above"),
+        worse(f"{name}: 2 bits without feedback do", bare, plain, "from the above"),
     ]  # fmt: skip
 
 
 def as_good(claim: str, one: Outcome, other: Outcome, expected: str) -> Claim:
     lost, text = difference(one, other)
-    return Claim(claim, text, f"{expected}: at most {WITHIN:.0%} worse", lost <= WITHIN)
+    verdict = intervals.verdict(Interval(-lost.mean, lost.half), WITHIN)
+    return Claim(claim, text, f"{expected}: at most {WITHIN:.0%} worse", verdict, PAPER)
 
 
 def worse(claim: str, one: Outcome, other: Outcome, expected: str) -> Claim:
     lost, text = difference(one, other)
-    return Claim(claim, text, f"{expected}: more than {WITHIN:.0%} worse", lost > WITHIN)
+    return Claim(
+        claim, text, f"{expected}: more than {WITHIN:.0%} worse", intervals.verdict(lost, -WITHIN), OURS
+    )  # fmt: skip
 
 
-def difference(one: Outcome, other: Outcome) -> tuple[float, str]:
+def difference(one: Outcome, other: Outcome) -> tuple[Interval, str]:
     """How much worse one ends than another, as a share of the other's score, on the same seeds; and in words, with the
     95% interval of the mean.
     """
     sign = -1.0 if one.runs[0].rising else 1.0
     each = [sign * (a - b) / abs(b) for a, b in zip(one.scores, other.scores, strict=True)]
-    lost = fmean(each)
-    if not math.isfinite(lost):
-        return math.inf if one.failure else -math.inf, f"failed: {one.failure or other.failure}"
-    spread = f" ±{T[len(each)] * stdev(each) / math.sqrt(len(each)):.1%}" if len(each) in T else ""
-    return lost, f"{lost:+.1%}{spread}"
+    if not math.isfinite(fmean(each)):
+        worst = math.inf if one.failure else -math.inf
+        return Interval(worst, math.inf), f"failed: {one.failure or other.failure}"
+    lost = intervals.interval(each)
+    return lost, lost.text("+.1%")
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from thinwire.gossip import GossipSimulation, graphs
+from thinwire.lab.report import intervals
+from thinwire.lab.report.intervals import Interval
+from thinwire.lab.report.verdicts import KEPT_POINTS
 from thinwire.lab.repro._gossip_training import GossipRun, Training
-from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction
+from thinwire.lab.repro.claims import OURS, PAPER, RERUN, Claim, Listing, Progress, Reproduction, told
 from thinwire.lab.tasks import datasets
 
 MARKS = (100, 500, 1000, 2000)
@@ -81,7 +84,8 @@ def _consensus_table(marks: tuple[int, ...], claims: list[Claim], progress: Prog
                 claim=f"consensus on the 8-ring, {mixer}: log10 errors at {', '.join(map(str, marks))}",
                 measured=", ".join(f"{value:.2f}" for value in found),
                 expected=", ".join(map(str, listed[: len(marks)])) + " within 0.15",
-                holds=far <= 0.15,
+                verdict=told(far <= 0.15),
+                source=RERUN,
             )
         )
         claims.append(
@@ -89,7 +93,8 @@ def _consensus_table(marks: tuple[int, ...], claims: list[Claim], progress: Prog
                 claim=f"{mixer}: the mean of all replicas stays, float64",
                 measured=f"drift {drift:.1e}",
                 expected="below 1e-12",
-                holds=drift < 1e-12,
+                verdict=told(drift < 1e-12),
+                source=OURS,
             )
         )
     columns = ["mixer", *(f"log10 error at {mark}" for mark in marks), "drift of the mean"]
@@ -111,7 +116,8 @@ def _bytes_table(claims: list[Claim]) -> Listing:
                 claim=f"bytes per step and neighbour, ResNet-20, {mixer}",
                 measured=f"{sent:,.0f}",
                 expected=f"{listed:,}",
-                holds=sent == listed,
+                verdict=told(sent == listed),
+                source=RERUN,
             )
         )
     columns = ["mixer", "bytes per step and neighbour", "times fewer than exact"]
@@ -137,7 +143,8 @@ def _graph_table(claims: list[Claim], progress: Progress) -> Listing:
                 claim=f"PowerGossip, rank 1, untuned, reaches consensus on {graph.name}",
                 measured=f"squared distance 1e-3 after {steps} steps",
                 expected="below 3000 steps",
-                holds=steps < 3000,
+                verdict=told(steps < 3000),
+                source=PAPER,
             )
         )
     columns = ["graph", "nodes", "spectral gap", "steps to 1e-3"]
@@ -215,9 +222,10 @@ def _on_par(power: str, peer: str, results: dict[str, list[GossipRun]], shards: 
     ahead = _ahead(results[power], results[peer])
     return Claim(
         claim=f"{power}, untuned, is on par with {peer}, {shards}",
-        measured=f"{ahead:+.2f} points",
-        expected="not more than 1 point behind",
-        holds=ahead >= -1,
+        measured=f"{ahead.text('+.2f')} points, 95% interval",
+        expected=f"not behind, or by less than {KEPT_POINTS:g} points",
+        verdict=intervals.on_par(ahead, KEPT_POINTS),
+        source=PAPER,
     )
 
 
@@ -225,14 +233,15 @@ def _beats(power: str, peer: str, results: dict[str, list[GossipRun]], shards: s
     ahead = _ahead(results[power], results[peer])
     return Claim(
         claim=f"{power}, untuned, beats {peer}, {shards}",
-        measured=f"{ahead:+.2f} points",
+        measured=f"{ahead.text('+.2f')} points, 95% interval",
         expected="above 0",
-        holds=ahead > 0,
+        verdict=intervals.verdict(ahead),
+        source=PAPER,
     )
 
 
-def _ahead(ours: list[GossipRun], theirs: list[GossipRun]) -> float:
-    return mean(o.accuracy for o in ours) - mean(o.accuracy for o in theirs)
+def _ahead(ours: list[GossipRun], theirs: list[GossipRun]) -> Interval:
+    return intervals.paired([run.accuracy for run in ours], [run.accuracy for run in theirs])
 
 
 def resnet20_shapes() -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""`thinwire repro`: each paper's claims on its own set-up, measured, beside what was expected."""
+"""`thinwire repro`: each paper's claims, as near to its set-up as two cores allow, measured beside expected."""
 
 from __future__ import annotations
 

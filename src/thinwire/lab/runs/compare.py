@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
@@ -12,10 +14,12 @@ from thinwire.lab.network import links, shaped
 from thinwire.lab.network.network import DEFAULT_NETWORK, Network
 from thinwire.lab.report import table
 from thinwire.lab.report.progress import LiveTable
-from thinwire.lab.report.report import write_report
-from thinwire.lab.runs.record import Record, RunPlan
+from thinwire.lab.runs import curves, timing
+from thinwire.lab.runs import tune as tuning
+from thinwire.lab.runs.record import Record, Run, RunPlan
 from thinwire.lab.runs.run import execute
 from thinwire.lab.runs.topology import misfit, parse_topology
+from thinwire.lab.tasks import rates
 from thinwire.lab.tasks.tasks import load_task
 from thinwire.local.outer import parse_outer
 from thinwire.schemes import codec, parse
@@ -35,7 +39,8 @@ def compare(
     controllers: Sequence[str] = (),
     every: Sequence[int] = (),
     outer: str = DEFAULT_OUTER,
-    network: str = DEFAULT_NETWORK,
+    network: str | Sequence[str] = DEFAULT_NETWORK,
+    tune: bool = False,
     parallel: str = "ddp",
     seeds: int = 1,
     workers: int | str = 4,
@@ -54,6 +59,8 @@ def compare(
         `outer`. Where neither this nor schemes are given: 1, and one row of local steps.
     parallel: "ddp", or "fsdp": the model is sharded, and the scheme is between machines, or between shards where
         every worker has a machine of its own.
+    network: one or several. Each scheme and seed is trained once, and timed on every one of them (see `timing`).
+    tune: find every row's learning rate first (see `tune`); without it rates are those of `tasks.rates`.
     workers: how many, each with a link of its own; or "2x4", two machines of four workers, which share its link.
 
     Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
@@ -64,7 +71,8 @@ def compare(
     """
     console = console or Console()
     workers, local = parse_workers(workers)
-    net = _check(tasks, network, seeds, workers, local, steps, data)
+    given = [network] if isinstance(network, str) else list(network)
+    nets = _check(tasks, given, seeds, workers, local, steps, data)
     if parallel == "fsdp":
         schemes = _fit_for_shards(schemes, exchanges, controllers, every, local)
     elif parallel != "ddp":
@@ -73,59 +81,140 @@ def compare(
     parse_outer(outer)
     where = str(data) if data else None
     plans = [
-        RunPlan(
-            task, scheme, seed, exchange, str(net), workers, steps, where, controller, apart, outer, local, parallel
-        )
+        RunPlan(task, scheme, seed, exchange, "none", workers, steps, where, controller, apart, outer, local, parallel)
         for seed in range(seeds)
         for task in tasks
         for exchange, scheme, controller, apart in candidates
     ]
-    record = Record(
-        {
-            "tasks": list(tasks), "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
-            "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
-            "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": workers, "local": local,
-            "parallel": parallel, "steps": steps, "data": where, "every": sorted({plan.every for plan in plans}),
-            "outer": outer, "tbf_burst_bytes": shaped.BURST_BYTES if net.mode == "shaped" else None,
-        }
-    )  # fmt: skip
-    _carry_out(plans, net, record, json, console)
-    if json:
-        record.save(json)
-    if report and record.runs:
-        write_report([record], report)
-    show(record, console)
+    names = {task: load_task(task, data).name for task in tasks}
+    plans = [replace(plan, rate=rates.of(names[plan.task], plan.name)) for plan in plans]
+    record = _record(plans, nets, controllers, seeds, tune)
+    try:
+        if tune:
+            plans = _tune(plans, console)
+        _carry_out(plans, nets, record, json, console)
+    except KeyboardInterrupt:
+        record.interrupted = True
+    _finish(record, plans, nets, json, report, console)
     return record
 
 
-def _carry_out(plans: Sequence[RunPlan], net: Network, record: Record, json: Path | None, console: Console) -> None:
-    """One run after the other, each into the record; Ctrl-C leaves it with what is finished."""
+def _record(
+    plans: Sequence[RunPlan], nets: Sequence[Network], controllers: Sequence[str], seeds: int, tune: bool
+) -> Record:
+    """Without runs yet: what is compared, and how."""
     first = plans[0]
-    servers = max(parse_topology(plan.exchange).server_count for plan in plans)
-    try:
-        with links.opened(net, first.workers, servers, local=first.local) as opened, LiveTable(plans, console) as live:
-            for plan in plans:
-                task = load_task(plan.task, Path(plan.data) if plan.data else None)
-                live.started(plan.steps or task.steps, task.metric.name)
-                record.runs.append(execute(plan, opened, live.advanced))
-                if json:
-                    record.save(json)
-                live.finished(record.runs[-1])
-    except KeyboardInterrupt:
-        record.interrupted = True
+    return Record(
+        {
+            "tasks": list(dict.fromkeys(plan.task for plan in plans)),
+            "exchanges": list(dict.fromkeys(plan.exchange for plan in plans)),
+            "schemes": list(dict.fromkeys(plan.scheme for plan in plans)), "controllers": list(controllers),
+            "network": ", ".join(map(str, nets)), "why_paced": nets[0].why_paced, "seeds": seeds,
+            "workers": first.workers, "local": first.local, "parallel": first.parallel, "steps": first.steps,
+            "data": first.data, "every": sorted({plan.every for plan in plans}), "outer": first.outer, "tuned": tune,
+            "tbf_burst_bytes": shaped.BURST_BYTES if any(net.mode == "shaped" for net in nets) else None,
+        }
+    )  # fmt: skip
+
+
+def _finish(
+    record: Record, plans: Sequence[RunPlan], nets: Sequence[Network], json: Path | None, report: Path | None,
+    console: Console,
+) -> None:  # fmt: skip
+    """Runs in the order of the comparison, with their targets, kept and shown."""
+    rows, names = [tuning.row_of(plan) for plan in plans], [str(net) for net in nets]
+    record.runs.sort(
+        key=lambda run: (names.index(run.plan.network), run.plan.seed, rows.index(tuning.row_of(run.plan)))
+    )
+    curves.set_targets(record.runs)
+    if json:
+        record.save(json)
+    if report and record.runs:
+        from thinwire.lab.report.report import write_report  # with plotly, which not every command should wait for
+
+        write_report([record], report)
+    show(record, console)
+
+
+def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
+    """The plans, each at the best rate of its row."""
+    trials = tuning.tuning(plans)
+    runs: list[Run] = []
+    with LiveTable(trials, console) as live:
+        for trial in trials:
+            runs.append(_execute(trial, None, live))
+            live.finished(runs[-1])
+    found = tuning.tuned(runs)
+    console.print(table.tuning_table(found))
+    console.print()
+    best = {each.row: each.rate for each in found}
+    return [replace(plan, rate=best[tuning.row_of(plan)]) for plan in plans]
+
+
+def _carry_out(
+    plans: Sequence[RunPlan], nets: Sequence[Network], record: Record, json: Path | None, console: Console
+) -> None:
+    """Time a few steps on every link, then train; each run goes into the record as soon as it is whole."""
+    once = [plan for plan in plans if timing.timeless(plan)]
+    always = [replace(plan, network=str(net)) for net in nets for plan in plans if not timing.timeless(plan)]
+    timings = [
+        timing.timing(replace(plan, network=str(net)))
+        for net in nets
+        if net.mode != "none"
+        for _ in range(timing.TURNS)
+        for plan in once
+        if plan.seed == 0
+    ]
+    of_net = {str(net): net for net in nets}
+    steps: dict[tuple[str, tuning.Row], list[Run]] = {}
+    with LiveTable([*timings, *once, *always], console) as live:
+        for run in _on_links(timings, of_net, live):
+            steps.setdefault((run.plan.network, tuning.row_of(run.plan)), []).append(run)
+            live.finished(run)
+        for plan in once:
+            trained = _execute(plan, None, live)
+            for name in of_net:
+                timed = steps.get((name, tuning.row_of(plan)))
+                record.runs.append(timing.composed(trained, timed) if timed else trained)
+            if json:
+                record.save(json)
+            live.finished(trained)  # what is said to be finished is kept already
+        for run in _on_links(always, of_net, live):
+            record.runs.append(run)
+            if json:
+                record.save(json)
+            live.finished(run)
+
+
+def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: LiveTable) -> Iterator[Run]:
+    """Runs on the links that they name; links that follow each other are opened once."""
+    servers = max((parse_topology(plan.exchange).server_count for plan in plans), default=0)
+    for name, group in groupby(plans, key=lambda plan: plan.network):
+        several = list(group)
+        with links.opened(nets[name], several[0].workers, servers, local=several[0].local) as opened:
+            for plan in several:
+                yield _execute(plan, opened, live)
+
+
+def _execute(plan: RunPlan, opened: shaped.Shaped | None, live: LiveTable) -> Run:
+    task = load_task(plan.task, Path(plan.data) if plan.data else None)
+    live.started(plan.timed or plan.steps or task.steps, task.metric.name)
+    return execute(plan, opened, live.advanced)
 
 
 def show(record: Record, console: Console) -> None:
-    """The table and the verdicts."""
-    rows = table.summarise(record)
-    if not rows:
+    """The table and the verdicts of every network."""
+    if not record.runs:
         console.print("interrupted before the first run was finished")
         return
-    console.print(table.comparison_table(record, rows))
-    console.print()
-    for row in rows:
-        task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
-        console.print(f"{task}{row.label}: {row.verdict}", highlight=False, markup=False)
+    for each in record.by_network():
+        rows = table.summarise(each)
+        console.print(table.comparison_table(each, rows))
+        console.print()
+        for row in rows:
+            task = f"{row.task}, " if len(record.config["tasks"]) > 1 else ""
+            console.print(f"{task}{row.label}: {row.verdict}", highlight=False, markup=False)
+        console.print()
 
 
 def parse_workers(given: int | str) -> tuple[int, int]:
@@ -150,13 +239,14 @@ def _fit_for_shards(
             f"between shards a scheme must be right on average; {biased[0]} is not: try it between machines, "
             "--workers 2x2"
         )
-    return [*schemes] or ["fp32", table.BASELINE, "qsgd(bits=4)"]
+    return [*schemes] or ["fp32", curves.BASELINE, "qsgd(bits=4)"]
 
 
 def _check(
-    tasks: Sequence[str], network: str, seeds: int, workers: int, local: int, steps: int | None, data: Path | None
-) -> Network:
-    """Raise ValueError for whatever cannot be run; the network as it will be."""
+    tasks: Sequence[str], networks: Sequence[str], seeds: int, workers: int, local: int, steps: int | None,
+    data: Path | None,
+) -> list[Network]:  # fmt: skip
+    """Raise ValueError for whatever cannot be run; the networks as they will be."""
     for name, count, least in (("seeds", seeds, 1), ("workers", workers, 2), ("steps", steps, 1)):
         if count is not None and count < least:
             raise ValueError(f"{name} must be at least {least}, got {count}")
@@ -165,12 +255,16 @@ def _check(
         raise ValueError("name at least one task")
     for task in tasks:
         loaded = load_task(task, data)
-        smallest = len(loaded.dataset.train) // workers
+        smallest = len(loaded.dataset.split[0]) // workers
         if loaded.batch > smallest:
             raise ValueError(
                 f"task {task}: a batch of {loaded.batch} does not fit {workers} shards of {smallest} examples"
             )
-    return links.resolved(network, workers, local)
+    if not networks:
+        raise ValueError("name at least one network")
+    found = [links.resolved(network, workers, local) for network in networks]
+    _each_once("network", [str(net) for net in found])
+    return found
 
 
 def _candidates(
@@ -207,7 +301,7 @@ def _candidates(
             Steering(controller, parse(scheme))
     if not schemes and not every and "allreduce" in exchanges:
         found.append(LOCAL)
-    baseline = ("allreduce", table.BASELINE, None, 1)
+    baseline = ("allreduce", curves.BASELINE, None, 1)
     return found if baseline in found else [baseline, *found]
 
 

@@ -178,10 +178,11 @@ def on_ranks(
     *arguments: Any,
     namespaces: Sequence[str] | None = None,
     seconds: float | None = None,
+    on_message: Callable[[Any], object] = lambda message: None,
 ) -> list[Any]:
     """[function(place, *arguments) on rank 0, on rank 1, ...]. RuntimeError with the first traceback, if one failed."""
     with started(function, ranks, *arguments, namespaces=namespaces) as members:
-        failure = listen(members, seconds=seconds)
+        failure = listen(members, on_message=on_message, seconds=seconds)
         if failure is not None:
             raise RuntimeError(f"rank {failure.rank} {failure.reason}\n{failure.details}".rstrip())
         return [member.result for member in members]

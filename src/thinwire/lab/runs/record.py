@@ -7,13 +7,15 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+from thinwire.lab.runs import curves
+
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class RunPlan:
     local: int = 1  # workers of one machine, which share its link
     parallel: str = "ddp"  # "fsdp": sharded over a machine's workers, or over all where each has a machine of its own
     options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalSteps`, beside those above
+    rate: float = 1.0  # times the task's own learning rate
+    tested: bool = True  # the test examples are looked at, once, at the end
+    timed: int | None = None  # only so many steps, after a few off the clock: how long a step takes
 
     @property
     def name(self) -> str:
@@ -44,9 +49,8 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """How far a run has come. Seconds are those of training, evaluation not counted.
-
-    Bytes are those on the wire per worker: what one worker sends, and what servers send to it.
+    """How far a run has come. Seconds are those of training, evaluation not counted. The score is that on validation
+    examples. Bytes are those on the wire per worker: what one worker sends, and what servers send to it.
     """
 
     step: int
@@ -74,19 +78,22 @@ class Run:
     plan: RunPlan
     metric: str
     rising: bool  # more of the metric is better
-    target: float
+    target: float | None  # None: what the baseline holds, see `curves.set_targets`
     steps: int
     curve: list[CurvePoint] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
     reason: str | None = None
+    final: float | None = None  # the score on the test examples after the last step; None: not looked at
+
+    @property
+    def score(self) -> float:
+        """What the run ends with: on the test examples, or as far as it was watched."""
+        return self.curve[-1].score if self.final is None else self.final
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Training seconds until the first evaluated step that reached the target; None: never."""
-        for point in self.curve:
-            if point.score >= self.target if self.rising else point.score <= self.target:
-                return point.seconds
-        return None
+        """Training seconds until the rolling mean of the scores meets the target; None: never, or no target."""
+        return None if self.target is None else curves.crossing(self.curve, self.target, rising=self.rising)
 
 
 @dataclass
@@ -100,6 +107,16 @@ class Record:
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     interrupted: bool = False
     format: int = FORMAT
+
+    def by_network(self) -> list[Record]:
+        """A record per network, in the order of the comparison; this one where there is but one."""
+        networks = list(dict.fromkeys(run.plan.network for run in self.runs))
+        if len(networks) < 2:
+            return [self]
+        return [
+            replace(self, config=self.config | {"network": name}, runs=[r for r in self.runs if r.plan.network == name])
+            for name in networks
+        ]
 
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -36,12 +36,19 @@ def execute(plan: RunPlan, links: Shaped | None, on_point: Callable[[CurvePoint]
         failure = launch.listen(members, on_message=on_share)
     if failure is None:
         totals = [member.result for member in members]
+        run.final = _final(totals[servers:])
         run.totals = _totals(totals[servers:], totals[:servers])
     else:
         serves = failure.rank < servers
         number = failure.rank if serves else failure.rank - servers
         run.reason = f"{'server' if serves else 'worker'} {number} {failure.reason}"
     return run
+
+
+def _final(workers: Sequence[dict[str, float]]) -> float | None:
+    """The score on all test examples, of which every worker has looked at its part."""
+    score_sum, count = (sum(totals.pop(name, 0.0) for totals in workers) for name in ("test_sum", "test_count"))
+    return score_sum / count if count else None
 
 
 def _totals(workers: Sequence[dict[str, float]], servers: Sequence[dict[str, float]]) -> dict[str, float]:

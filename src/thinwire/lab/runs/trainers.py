@@ -11,7 +11,7 @@ import copy
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import gossip, schemes
@@ -87,6 +85,13 @@ class RunContext:
         worker = max(0, self.worker)  # a rank that serves sends by no transport
         return links.transport(parse_network(self.plan.network), worker, self.plan.workers, servers)
 
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The task's own, at the plan's learning rate."""
+        optimizer = self.task.optimizer(parameters)
+        for group in optimizer.param_groups:
+            group["lr"] *= self.plan.rate
+        return optimizer
+
     def falling(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Call it after every step: the learning rate falls linearly to zero."""
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.steps)).step
@@ -123,7 +128,7 @@ def serve(context: RunContext, role: Role) -> dict[str, float]:
         return role.serve()
 
     def make(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = context.task.optimizer(weights)
+        optimizer = context.optimizer(weights)
         fall = context.falling(optimizer)
         optimizer.register_step_post_hook(lambda *_: fall())
         return optimizer
@@ -139,7 +144,7 @@ class DDPTrainer(Trainer):
         self.bare = context.task.model()
         self.model = model = DistributedDataParallel(self.bare, process_group=group)
         self.wire = attach(model, plan.scheme, exchange=exchange, controller=plan.controller, seed=plan.seed)
-        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
         self.probe = Probe(self.bare, context.folder / "gradients", context.worker, plan.workers)
         self._level = self.wire.level
@@ -166,7 +171,7 @@ class LocalTrainer(Trainer):
     def __init__(self, context: RunContext, exchange: Exchange, group: dist.ProcessGroup | None):
         plan = context.plan
         self.model = self.bare = context.task.model()
-        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
         self._local = LocalSteps(
             self.model, self._optimizer, every=plan.every, scheme=plan.scheme, outer=plan.outer, exchange=exchange,
@@ -201,6 +206,10 @@ class FSDPTrainer(Trainer):
     """
 
     def __init__(self, context: RunContext):
+        # Which takes as long to import as the rest of PyTorch, and few runs need it.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
         plan = context.plan
         shards = plan.local if plan.local > 1 else plan.workers
         self.bare = context.task.model()
@@ -214,7 +223,7 @@ class FSDPTrainer(Trainer):
         replicas = mesh["replicate"].get_group() if plan.workers > shards else None
         exchange = AllReduce(transport=context.transport())
         self._wire = attach(sharded, plan.scheme, replicas=replicas, exchange=exchange, seed=plan.seed)
-        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
         replica, place = divmod(context.worker, shards)
         file = context.folder / f"weights-{replica}"
@@ -280,7 +289,7 @@ class GossipTrainer(Trainer):
             self.model, topology.among(plan.workers), plan.scheme, on_failure="stop", timeout_seconds=PATIENCE_SECONDS,
             seed=plan.seed, transport=context.transport(),
         )  # fmt: skip
-        self._optimizer = context.task.optimizer(self.model.parameters())
+        self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
         self._replicas = Replicas(
             self.model, context.folder / "replicas", context.worker, plan.workers, context.wait_for_all

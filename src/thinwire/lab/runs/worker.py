@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from thinwire.lab.network import shaped
 from thinwire.lab.runs.launch import PATIENCE_SECONDS, Place
 from thinwire.lab.runs.probe import Probe
 from thinwire.lab.runs.record import RunPlan
+from thinwire.lab.runs.timing import warm_steps
 from thinwire.lab.runs.topology import ServerTopology, parse_topology
 from thinwire.lab.runs.trainers import RunContext, make_trainer, serve
 from thinwire.lab.tasks.datasets import Examples
@@ -74,30 +74,38 @@ def _train(
     context: RunContext, role: Role | None, send: Callable[[PointShare], None], meter: NoMeter
 ) -> dict[str, float]:
     plan, task, worker = context.plan, context.task, context.worker
-    shard = task.dataset.train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
+    train, validation = task.dataset.split
+    shard = train.shard(worker, plan.workers, seed=plan.seed, skew=task.skew)
     batches = shard.batches(task.batch, seed=plan.seed * 1000 + worker)
-    test = task.dataset.test.part(worker, plan.workers)
+    watched = validation.part(worker, plan.workers)
     trainer = make_trainer(context, role)
 
+    def make_step() -> tuple[float, Tensor]:
+        began = time.perf_counter()
+        batch = next(batches)
+        trainer.begin()
+        loss = task.loss(trainer.model(batch.inputs), batch.targets)
+        loss.backward()
+        trainer.end(loss)
+        return time.perf_counter() - began, loss
+
+    for _ in range(warm_steps(plan) if plan.timed else 0):
+        make_step()
     if trainer.in_step:
         context.wait_for_all()
     meter.start()
     before = trainer.stats()
     seconds = 0.0
-    for step in range(1, context.steps + 1):
-        evaluated = task.evaluates(step, context.steps)
+    steps = plan.timed or context.steps
+    for step in range(1, steps + 1):
+        evaluated = plan.timed is None and task.evaluates(step, steps)
         with trainer.probe.watching() if evaluated and trainer.probe else nullcontext():
-            began = time.perf_counter()
-            batch = next(batches)
-            trainer.begin()
-            loss = task.loss(trainer.model(batch.inputs), batch.targets)
-            loss.backward()
-            trainer.end(loss)
-            seconds += time.perf_counter() - began
+            took, loss = make_step()
+            seconds += took
         if evaluated:
             seconds -= trainer.probe.measure() if trainer.probe else 0.0
             with trainer.evaluating():
-                scores = _scores(task, trainer.bare, test)
+                scores = _scores(task, trainer.bare, watched)
             stats = _since(before, trainer.stats())
             sent, level = meter.on_wire(stats), stats["level"]
             send(PointShare(step, seconds, sent, loss.item(), scores.sum().item(), len(scores), level))
@@ -105,9 +113,13 @@ def _train(
                 context.wait_for_all()
 
     stats = _since(before, trainer.stats())
-    totals = _totals(stats, context.steps, seconds, trainer.probe) | meter.read(stats)
+    totals = _totals(stats, steps, seconds, trainer.probe) | meter.read(stats)
     totals["bytes_sent"] = meter.on_wire(stats)
-    totals["rounds"] = stats.get("rounds", context.steps)
+    totals["rounds"] = stats.get("rounds", steps)
+    if plan.tested:
+        with trainer.evaluating():
+            scores = _scores(task, trainer.bare, task.dataset.test.part(worker, plan.workers))
+        totals |= {"test_sum": scores.sum().item(), "test_count": len(scores)}
     trainer.close()
     return totals
 
@@ -160,12 +172,10 @@ def _since(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
     return {name: value if name == "level" else value - before.get(name, 0.0) for name, value in now.items()}
 
 
-def _scores(task: Task, model: nn.Module, test: Examples) -> Tensor:
-    """The metric of every example of this worker's part of the test."""
+def _scores(task: Task, model: nn.Module, part: Examples) -> Tensor:
+    """The metric of every example of this worker's part."""
     model.eval()
-    with torch.no_grad():
-        parts = [test[slice(at, at + 256)] for at in range(0, len(test), 256)]
-        values = torch.cat([task.metric.values(model(part.inputs), part.targets) for part in parts])
+    values = task.metric.of(model, part)
     model.train()
     return values
 

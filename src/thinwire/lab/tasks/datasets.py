@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+HELD_OUT = 10  # one in so many training examples watches, where a dataset has no validation part
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
 
@@ -68,21 +69,31 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What to learn from, and what to evaluate on."""
+    """What to learn from, what to watch training by, and what to judge it by once, at its end."""
 
     train: Examples
     test: Examples
+    validation: Examples | None = None  # None: some of train, see `split`
+
+    @cached_property
+    def split(self) -> tuple[Examples, Examples]:
+        """(to train on, to watch training by). Without a validation part every tenth of train is kept from training."""
+        if self.validation is not None:
+            return self.train, self.validation
+        kept = torch.arange(len(self.train)) % HELD_OUT == HELD_OUT - 1
+        return self.train[~kept], self.train[kept]
 
 
 @cache
 def embedded_images() -> Dataset:
-    """6,000 + 1,000 images of Fashion-MNIST, uint8 [1, 28, 28], ten balanced classes; inside the package."""
+    """6,000 images of Fashion-MNIST, 2,000 for validation, 5,000 to test: uint8 [1, 28, 28], ten balanced classes."""
     with resources.files("thinwire.lab.tasks").joinpath("data/fashion_mnist_subset.npz").open("rb") as file:
         arrays = np.load(file)
-        return Dataset(
-            _images(arrays["train_images"][:, None], arrays["train_labels"]),
-            _images(arrays["test_images"][:, None], arrays["test_labels"]),
+        parts = (
+            _images(arrays[f"{part}_images"][:, None], arrays[f"{part}_labels"])
+            for part in ("train", "test", "validation")
         )
+        return Dataset(*parts)
 
 
 def fashion_mnist(folder: Path) -> Dataset:

@@ -1,0 +1,61 @@
+"""What curves of scores say: rolling means, when one meets a target, and the target that the baseline sets.
+
+A single evaluation can be lucky; the mean of WINDOW that follow each other has to be there. Between two of them the
+curve is taken to be straight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thinwire.lab.runs.record import CurvePoint, Run, RunPlan
+
+WINDOW = 3  # evaluated steps
+HELD_AT = 0.9  # of its steps: what the baseline holds then is everybody's target
+BASELINE = "fp16"  # over allreduce, in every step
+
+
+def rolling(scores: Sequence[float]) -> list[float]:
+    """The mean of the last WINDOW scores, from the first score on that has so many; of a shorter curve, of all."""
+    window = min(WINDOW, len(scores))
+    return [mean(scores[end - window : end]) for end in range(window, len(scores) + 1)] if window else []
+
+
+def crossing(curve: Sequence[CurvePoint], target: float, *, rising: bool) -> float | None:
+    """Training seconds until the rolling mean meets the target; None: never."""
+    sign = 1 if rising else -1
+    means = [sign * each for each in rolling([point.score for point in curve])]
+    seconds = [point.seconds for point in curve[len(curve) - len(means) :]]
+    for at, score in enumerate(means):
+        if score >= sign * target:
+            if at == 0 or means[at - 1] != means[at - 1]:  # nothing, or a NaN, to come from
+                return seconds[at]
+            share = (sign * target - means[at - 1]) / (score - means[at - 1])
+            return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+    return None
+
+
+def held(run: Run) -> float | None:
+    """The rolling mean that a run has after HELD_AT of its steps; None: it was not evaluated until then."""
+    early = [point.score for point in run.curve if point.step <= HELD_AT * run.steps]
+    return rolling(early)[-1] if early else run.curve[-1].score if run.curve else None
+
+
+def baseline_plan(plan: RunPlan) -> bool:
+    """Whether it is what all others are held against."""
+    return (plan.scheme, plan.exchange, plan.every, plan.controller) == (BASELINE, "allreduce", 1, None)
+
+
+def set_targets(runs: Sequence[Run]) -> None:
+    """Give every run that has no target what the baseline of its own task, network and seed holds."""
+    found = {
+        (run.plan.task, run.plan.network, run.plan.seed): held(run)
+        for run in runs
+        if baseline_plan(run.plan) and run.reason is None
+    }
+    for run in runs:
+        if run.target is None:
+            run.target = found.get((run.plan.task, run.plan.network, run.plan.seed))

@@ -1,0 +1,74 @@
+"""--tune: every row's learning rate, from one grid, on other seeds, without the test examples."""
+
+import io
+import math
+from dataclasses import replace
+
+import torch
+from rich.console import Console
+
+from helpers.runs import made_up
+from thinwire.lab.runs import compare as module
+from thinwire.lab.runs import tune
+from thinwire.lab.runs.record import RunPlan
+from thinwire.lab.runs.run import execute
+from thinwire.lab.tasks import rates
+from thinwire.lab.tasks.tasks import load_task
+
+
+def test_the_baseline_is_first_and_no_test_example_is_looked_at():
+    plans = [RunPlan("mlp", scheme, seed) for seed in (0, 1) for scheme in ("qsgd", "fp16")]
+    trials = tune.tuning(plans)
+    assert len(trials) == 2 * len(tune.GRID) * len(tune.SEEDS) and trials[0].scheme == "fp16"
+    assert not any(trial.tested for trial in trials)
+    assert {trial.seed for trial in trials} == set(tune.SEEDS) and min(tune.SEEDS) >= 10
+
+
+def test_the_best_rate_is_chosen_and_an_edge_is_named():
+    def row(scores, rising=True):
+        return tune.Tuned(
+            ("mlp", "allreduce", "x"), rising, "accuracy", dict(zip((0.5, 1.0, 2.0), scores, strict=True))
+        )
+
+    assert row([0.7, 0.8, math.nan]).rate == 1.0 and not row([0.7, 0.8, 0.75]).at_the_edge
+    assert row([0.7, 0.8, 0.9]).rate == 2.0 and row([0.7, 0.8, 0.9]).at_the_edge
+    assert row([0.7, 0.8, 0.9], rising=False).rate == 0.5
+    assert row([0.8, 0.8, 0.8]).rate == 1.0
+
+
+def test_every_row_is_compared_at_its_own_rate(monkeypatch):
+    def fake(plan, links, on_point):
+        best = 0.5 if plan.every > 1 else 2.0
+        score = 0.9 - 0.1 * abs(math.log(plan.rate / best))
+        return replace(made_up(plan.scheme, 1.0, [score] * 3, seed=plan.seed), plan=plan)
+
+    monkeypatch.setattr(module, "execute", fake)
+    console = Console(file=io.StringIO(), width=80)
+    record = module.compare(["regression"], ["qsgd"], every=[1, 4], network="none", tune=True, console=console)
+    assert {run.plan.name: run.plan.rate for run in record.runs} == {"fp16": 2.0, "qsgd": 2.0, "qsgd every 4": 0.5}
+    assert record.config["tuned"] and "4x" in console.file.getvalue() and "2x" in console.file.getvalue()
+
+
+def test_a_run_has_the_rate_it_was_given():
+    """Twice the rate under half of the task's own is the task's own."""
+    plan = RunPlan("regression(steps=4)", "fp32", 0, workers=2, tested=False)
+    plain, double = execute(plan, None), execute(replace(plan, rate=2.0), None)
+    assert plain.final is None and double.curve[-1].loss != plain.curve[-1].loss
+
+    def after_one_step(factor):
+        torch.manual_seed(0)
+        task = load_task("regression")
+        model = task.model()
+        optimizer = task.optimizer(model.parameters())
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        return optimizer.param_groups[0]["lr"]
+
+    assert after_one_step(2.0) == 2 * after_one_step(1.0)
+
+
+def test_the_tables_rates_are_of_tasks_that_are_there():
+    for task, rows in rates.RATES.items():
+        load_task(task)
+        assert all(rate in tune.GRID for rate in rows.values())
+    assert rates.of("mlp", "nothing") == 1.0 and not rates.known("mlp", "nothing")
