@@ -10,8 +10,9 @@ from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, fast, implementation
 
 SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
+JUDGEMENTS = {"at_hand", "doubt", "spoil_"}  # in the face, of other operations
 SIZES |= {"seen_nonfinite", "warm_up"}  # of other operations, whatever does those
-OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES
+OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"keep_finite_", "random_u32"}
 WITHOUT_TRITON = {"draw_places", "sum_halves"}  # of places in CPU memory, and for gloo
