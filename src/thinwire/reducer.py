@@ -34,6 +34,7 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import CudaStage, Done, Job, Rounds, Stage, staged
+from thinwire.exchange.simulation import rehearse
 from thinwire.schemes import parse
 from thinwire.steering import Measured, Steering, Turned
 
@@ -105,6 +106,8 @@ class Reducer:
             if piece.whole not in exact:
                 kind = like(piece.like(tensors[piece.whole]), self.scheme, self.exchange.device)
                 self.memory.add(piece.name, self.scheme.init(piece.name, kind, seed))
+        if self.exchange.device.type != "cpu":
+            rehearse(self.scheme, [tensors[piece.whole] for piece in own if piece.whole not in exact], seed)
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain and self.waits else None

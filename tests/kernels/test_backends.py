@@ -10,8 +10,7 @@ from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, fast, implementation
 
 SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
-JUDGEMENTS = {"at_hand", "doubt", "spoil_"}  # in the face, of other operations
-SIZES |= {"seen_nonfinite", "warm_up"}  # of other operations, whatever does those
+JUDGEMENTS = {"at_hand", "doubt", "seen_nonfinite", "spoil_", "warm_up"}  # of other operations, whatever does those
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"keep_finite_", "random_u32"}
@@ -177,7 +176,8 @@ def test_signatures_are_the_same(name):
 def test_float32_in_cpu_memory_is_native_and_all_else_runs_on_the_reference(name):
     meaning = getattr(reference, name)
     dtypes = {"narrow": (torch.float32, torch.float16), "scale_cast": (torch.float32, torch.bfloat16),
-              "widen": (torch.float16, torch.float32), "cast_add": (torch.bfloat16, torch.float32)}  # fmt: skip
+              "widen": (torch.float16, torch.float32), "cast_add": (torch.bfloat16, torch.float32),
+              "sum_halves": (torch.float16,)}  # fmt: skip
     expected = meaning if name in WITHOUT_NATIVE else getattr(native, name)
     cpu = torch.device("cpu")
     assert implementation(meaning, cpu, *dtypes.get(name, (torch.float32,))) is expected

@@ -70,7 +70,7 @@ def _filled(rest: np.ndarray) -> np.ndarray:
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on the device, for the stream that asks. Nobody waits for it: it goes through pinned memory."""
-    if device.type != "cuda":
+    if device.type != "cuda" or tensor.is_cuda:  # a key from a payload is there already
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
