@@ -50,7 +50,7 @@ def test_verdicts_tell_the_truth():
     assert rows["slow"].verdict.startswith("Does not pay here: ")
     assert "2.0x (2.0 to 2.0) later" in rows["slow"].verdict and "wire" in rows["slow"].verdict
     assert rows["never"].verdict.startswith(
-        "Does not pay here: held the target of 80.0% in 0 of 3 runs, but ends worse"
+        "Does not pay here: held the target of 80.0% in 0 of 3 runs, and ends worse"
     )
     assert rows["broken"].verdict == "Failed: worker 1 was killed by SIGKILL."
 

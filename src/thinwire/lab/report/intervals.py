@@ -33,7 +33,7 @@ class Interval:
     def text(self, form: str = "+.1f", scale: float = 1.0) -> str:
         """Such as "+0.3 ±0.2"; of one run there is nothing after ±."""
         spread = f" ±{self.half * abs(scale):{form.lstrip('+')}}" if math.isfinite(self.half) else ""
-        return f"{self.mean * scale:{form}}{spread}"
+        return f"{self.mean * scale + 0.0:{form}}{spread}"
 
 
 def quantile(freedom: int) -> float:

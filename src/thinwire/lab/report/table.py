@@ -258,7 +258,7 @@ def _target_lines(record: Record) -> list[str]:
 
 def _rate_lines(record: Record) -> list[str]:
     """Whose learning rate is another than the task's own, and whose was not looked for."""
-    plans = {run.plan.name: run.plan for run in record.runs if run.plan.exchange == "allreduce"}
+    plans = {run.plan.name: run.plan for run in record.runs}
     other = [f"{name} {plan.rate:g}x" for name, plan in plans.items() if plan.rate != 1]
     lines = [f"learning rates, times the task's own: {', '.join(other)}; all others 1x"] if other else []
     if not record.config.get("tuned"):

@@ -35,7 +35,8 @@ def verdict(row: SchemeRow, baseline: SchemeRow | None) -> str:
     if row.mean_seconds is None or baseline.mean_seconds is None:
         return _by_the_end(row, baseline, end)
     speed = ratio(*_pairs(row, baseline))
-    pace, words = _pace(speed), _ending_words(row, end)
+    pace = _pace(speed)
+    words = _ending_words(row, end, but=pace == "sooner")
     side = "sooner" if speed.mean > 0 else "later"
     reaches = f"reaches {row.target_text} {_times(speed)} {side} than {baseline.label}"
     if pace == "sooner":
@@ -88,8 +89,11 @@ def ending(row: SchemeRow, baseline: SchemeRow) -> str:
     return "lower" if difference.high < 0 else "higher" if difference.low > 0 else "open"
 
 
-def _ending_words(row: SchemeRow, end: str) -> str:
-    """How the row ends; in points, or in the metric's own measure, in which a better end is a lower one."""
+def _ending_words(row: SchemeRow, end: str, *, but: bool = False) -> str:
+    """How the row ends; in points, or in the metric's own measure, in which a better end may be a lower one.
+
+    but: what goes before it speaks for the row.
+    """
     assert row.difference is not None
     found = row.difference
     if math.isnan(found.mean):
@@ -100,7 +104,8 @@ def _ending_words(row: SchemeRow, end: str) -> str:
         by = found.text("+.2g", 1.0 if row.rising else -1.0) + f" {row.metric}"
     one = "" if math.isfinite(found.half) else ", one seed"
     how = {"higher": "ends better", "level": "ends level", "lower": "ends worse"}.get(end, "how it ends is open")
-    return f"and {how} ({by}{one})" if end in ("higher", "level") else f"but {how} ({by}{one})"
+    word = "but" if but and end in ("lower", "open") else "and"
+    return f"{word} {how} ({by}{one})"
 
 
 def _pace(speed: Interval) -> str:
