@@ -58,7 +58,8 @@ bench: $(VENV)/installed
 	@$(BIN)/thinwire bench
 
 sanitize: $(VENV)/installed-dev
-	@bash native/sanitize.sh $(BIN)/python tests/proof/test_fuzz_command.py --deselect tests/proof/test_fuzz_command.py::test_a_crash_is_reported_with_its_number_and_the_rest_goes_on
+	@bash native/sanitize.sh $(BIN)/python tests/proof/test_fuzz_command.py --deselect tests/proof/test_fuzz_command.py::test_a_crash_is_reported_with_its_number_and_the_rest_goes_on \
+		--ignore tests/kernels/test_triton.py --ignore tests/kernels/test_interpreted.py
 
 fuzz: $(VENV)/installed
 	@$(BIN)/python -m proof.fuzz $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep $(KEEP))

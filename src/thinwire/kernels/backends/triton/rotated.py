@@ -43,7 +43,7 @@ def _rows(table, stretch_of, BLOCK: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _rotate(x, there, key, counter, filled, LOG: tl.constexpr, INVERSE: tl.constexpr):
+def _rotate(x, key, counter, filled, LOG: tl.constexpr, INVERSE: tl.constexpr):
     diagonal = random_sign(key, counter) * scale_of(filled, LOG)[:, None]
     if not INVERSE:
         x = x * diagonal
@@ -51,6 +51,11 @@ def _rotate(x, there, key, counter, filled, LOG: tl.constexpr, INVERSE: tl.const
     if INVERSE:
         x = x * diagonal
     return x
+
+
+@triton.jit
+def _inverse(r):
+    return tl.where(r > 0, tl.div_rn(1.0, tl.where(r > 0, r, 1.0)), 0.0)
 
 
 @triton.jit
@@ -65,18 +70,17 @@ def _rotate_round(
     counter = tl.load(counters + stretch) + inside[:, None] + lane
     value = tl.load(x + at, mask=there, other=0.0)
     key = scrambled(tl.load(signs + stretch))
-    y = _rotate(value, there, key, counter, filled, LOG, False)
+    y = _rotate(value, key, counter, filled, LOG, False)
     r = effective(tl.load(step + number, mask=size > 0, other=0.0))[:, None]
     draw = random_share(scrambled(tl.load(keys + stretch)), counter.to(tl.uint32))
-    inverse = tl.where(r > 0, tl.div_rn(1.0, tl.where(r > 0, r, 1.0)), 0.0)
-    u = y * inverse - offset - draw
+    u = y * _inverse(r) - offset - draw
     q = tl.where((r > 0) & (u == u), u, low)
     q = tl.where(q < low, low, tl.where(q > high, high, q))
     floor = q.to(tl.int32).to(tl.float32)  # towards 0; a card's own ceil() takes denormals for 0
     q = tl.where(floor < q, floor + 1.0, floor)
     tl.store(out + padded[:, None] + lane, q.to(out.dtype.element_ty), mask=present)
     if lost is not None:
-        said = _rotate(tl.where(present, r * (q + offset), 0.0), present, key, counter, filled, LOG, True)
+        said = _rotate(tl.where(present, r * (q + offset), 0.0), key, counter, filled, LOG, True)
         tl.store(lost + at, value - said, mask=there)
 
 
@@ -92,18 +96,13 @@ def _unrotate_sum(
     share = tl.load(scale + number, mask=size > 0, other=0.0)[:, None]
     sums = tl.load(total + padded[:, None] + lane, mask=present, other=0).to(tl.float32)
     y = sums * share + offset * share
-    y = _rotate(y, present, scrambled(tl.load(signs + stretch)), counter, filled, LOG, True)
+    y = _rotate(y, scrambled(tl.load(signs + stretch)), counter, filled, LOG, True)
     tl.store(out + place(table, stretch, 0) + inside[:, None] + lane, y + 0.0, mask=there)
 
 
 @triton.jit
 def _squares(y):
     return tl.sum(y.to(tl.float64) * y.to(tl.float64), axis=1).to(tl.float32)
-
-
-@triton.jit
-def _inverse(r):
-    return tl.where(r > 0, tl.div_rn(1.0, tl.where(r > 0, r, 1.0)), 0.0)
 
 
 @triton.jit
@@ -153,7 +152,7 @@ def _rotate_quantize(
     counter = tl.load(counters + stretch) + inside[:, None] + lane
     key = scrambled(tl.load(signs + stretch))
     value = tl.load(x + at, mask=there, other=0.0)
-    y = _rotate(value, there, key, counter, filled, LOG, False)
+    y = _rotate(value, key, counter, filled, LOG, False)
     energy = _squares(y)
     deviation = tl.sqrt_rn(tl.div_rn(energy, tl.maximum(filled, 1).to(tl.float32)))
     r = effective(deviation)[:, None]
@@ -167,7 +166,7 @@ def _rotate_quantize(
     _pack(code, present, padded, out, BITS, BLOCK, ROWS)
     if lost is not None:
         decoded = tl.where(present, effective(estimate)[:, None] * tl.load(levels + 2 * code), 0.0)
-        decoded = _rotate(decoded, present, key, counter, filled, LOG, True)
+        decoded = _rotate(decoded, key, counter, filled, LOG, True)
         tl.store(lost + at, value - decoded, mask=there)
 
 
@@ -189,7 +188,7 @@ def _unrotate_levels(
         r = effective(tl.load(scale + each * scale_stride.to(tl.int64) + number, mask=size > 0, other=0.0))[:, None]
         key = scrambled(tl.load(signs + each * sign_stride + stretch))
         y = tl.where(present, r * tl.load(levels + 2 * code), 0.0)
-        total = total + weight * _rotate(y, present, key, counter, filled, LOG, True)
+        total = total + weight * _rotate(y, key, counter, filled, LOG, True)
     tl.store(out + at, total, mask=there)
 
 
