@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thinwire.core.randomness import key, mix
-from thinwire.kernels import random_u32
+from thinwire.kernels import draw_places, random_u32, reference
 from thinwire.kernels.backends.reference.draws import random_unit
 
 N = 1 << 17
@@ -18,6 +18,26 @@ KEYS = [key(seed, step, name, worker) for seed in (0, 1) for step in (0, 1) for 
 # Their halves as they are would make poor walks: small, sparse, regular, or near a simple fraction of 2^32.
 REGULAR_KEYS = [0, 1, 2**63, 2**64 - 1, 0x0001000100010001, 0xFFFF0000FFFF0000, 0x5555555500000000, 0x80000001 << 32]
 KEYS += REGULAR_KEYS
+
+
+@pytest.mark.parametrize("density", [1, 3, 40, 100])
+def test_places_equal_their_reference(backend, density):
+    """Stretches of any length, also empty ones; from one place in each to all of them."""
+    lengths = torch.tensor([100, 0, 1, 4097, 33])
+    starts, few = (torch.cat([torch.zeros(1, dtype=torch.int64), each.cumsum(0)]) for each in (
+        lengths, torch.minimum(lengths, (lengths * density / 100).ceil().long()),
+    ))  # fmt: skip
+    keys = torch.tensor([key(1, 2, name, 0) - (1 << 63) for name in "abcde"])
+    expected, found = (torch.full((int(few[-1]),), -1, dtype=torch.int32) for _ in range(2))
+    reference.draw_places(starts, few, keys, expected)
+    backend.draw_places(starts, few, keys, found)
+    assert torch.equal(found, expected) and len(set(found.tolist())) == len(found)
+
+
+def test_no_more_places_are_drawn_than_there_are():
+    starts, few = torch.tensor([0, 3, 10]), torch.tensor([0, 4, 5])
+    with pytest.raises(ValueError, match=r"the number of places in a stretch must be an integer in 0..3, got 4"):
+        draw_places(starts, few, torch.tensor([1, 2]), torch.zeros(5, dtype=torch.int32))
 
 
 def draws(number: int, first: int = 0) -> torch.Tensor:

@@ -102,6 +102,13 @@ class Bucket:
         """0 .. workers - 1, other than `worker`, which is for life."""
         return self.worker if self.seat is None else self.seat
 
+    def settle(self, *, in_place: bool) -> Bucket:
+        """Add what is owed in a pass of its own, as a scheme that is `in_place`, or is not, would."""
+        if self.owed is None:
+            return self
+        total = self.lost if in_place and self.lost is not None else self.flat
+        return replace(self, flat=torch.add(self.flat, self.owed, out=total), owed=None)
+
     def settled(self) -> Bucket:
         """As it is once what was owed, if anything, has been added to it, into `lost`."""
         return self if self.owed is None or self.lost is None else replace(self, flat=self.lost, owed=None)

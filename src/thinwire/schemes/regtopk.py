@@ -97,9 +97,7 @@ class RegTopK(Scheme):
             factor = memory.flat("factor", bucket.layout)
             kernels.top_k(bucket.flat, count, factor, out=places, owed=bucket.owed, total=bucket.lost)
             return bucket.settled()
-        if bucket.owed is not None and bucket.lost is not None:  # the factor itself follows from the sum
-            torch.add(bucket.flat, bucket.owed, out=bucket.lost)
-            bucket = bucket.settled()
+        bucket = bucket.settle(in_place=True)  # the factor itself follows from the sum
         others = memory.flat("others", bucket.layout)
         factor = bucket.scratch.take("factor", others.numel(), others.dtype, others.device)
         factor = self._squash(torch.div(others, bucket.flat, out=factor).add_(1))

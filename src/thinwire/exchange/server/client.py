@@ -188,9 +188,7 @@ class ParameterServer:
         found = self.owners.shards(bucket.layout, codec.grain)
         if len(found) == 1 and found[0].tensors.layout is bucket.layout:
             return [_Piece(found[0], bucket)]
-        if bucket.owed is not None:
-            total = bucket.lost if codec.in_place and bucket.lost is not None else bucket.flat
-            bucket = replace(bucket, flat=torch.add(bucket.flat, bucket.owed, out=total), owed=None)
+        bucket = bucket.settle(in_place=codec.in_place)
         pieces = []
         for shard in found:
             take = (shard.tensors.numel, bucket.flat.dtype, bucket.flat.device)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -160,8 +161,9 @@ def _watched(stage: Stage, memcpys: float) -> tuple[dict[str, float], int]:
     return {name: memcpys * spent / total for name, spent in best.seconds.items()}, best.allocated
 
 
+@lru_cache(maxsize=1)
 def _gradient(numel: int) -> Tensor:
-    """Laplace of scales that differ from place to place, as gradients are."""
+    """Laplace of scales that differ from place to place, as gradients are. To be read only."""
     generator = torch.Generator().manual_seed(0)
     u = torch.rand(numel, generator=generator) - 0.5
     scale = torch.exp2(4 * torch.rand(-(-numel // 4096), generator=generator)).repeat_interleave(4096)[:numel]
