@@ -26,7 +26,7 @@ def test_the_ladder_loses_less_on_every_rung():
     assert errors == sorted(errors, reverse=True) and sizes == sorted(sizes)
 
 
-@pytest.mark.parametrize("name", ["16 bit", "mqgrad"])
+@pytest.mark.parametrize("name", ["16 bit", "mqgrad", "a level per halving of mean/std"])
 def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     spec = repro.policies(40)[name].format(seed=0)
     order = Order(spec, 0, 40, "paced:1gbit", str(tmp_path / "learnt"))
@@ -38,6 +38,11 @@ def test_a_short_run_on_a_real_server_learns_and_is_kept(name, tmp_path):
     learnt = torch.load(tmp_path / "learnt", weights_only=True)
     if name == "mqgrad":
         assert learnt["decisions"] == 4 and run.controller_seconds > 0
+
+
+def test_a_run_ends_on_all_workers_when_its_seconds_are_over():
+    run = task.run_served(Order("fixed(level=2)", 0, 100_000, "paced:1gbit", seconds=0.2), None)
+    assert 0.2 <= run.seconds < 100 and len(run.levels) % task.EVALUATE_EVERY == 0
 
 
 def outcome(losses, accuracy=0.8, levels=(4,) * 8):
@@ -68,6 +73,7 @@ def test_claims_follow_from_the_runs(learner, holds):
     told = {claim.claim: claim.holds for claim in result.claims}
     assert [holds for claim, holds in told.items() if claim.startswith("mqgrad: ")] == holds
     assert [holds for claim, holds in told.items() if claim.startswith(repro.CARRIED)] == [True, True]
+    assert sum("learning helps" in claim for claim in told) == 1
     (table,) = result.tables
     assert [row[0] for row in table.rows] == list(repro.policies(8))
     assert all(len(row) == len(table.columns) for row in table.rows)

@@ -19,7 +19,7 @@ from thinwire.exchange.transport import Transport
 
 OURS = {
     torch.float16
-}  # what gloo adds slowly: on 2 and 4 ranks ours takes 0.5 to 0.7 of the time. Its bfloat16 is fast
+}  # what gloo adds slowly: on 2 and 4 ranks ours takes 0.5 to 0.7 of its time. Its bfloat16 is fast
 LEAST = 1 << 20  # entries of a bucket that is added up here: below, one collective is there as soon as two
 
 

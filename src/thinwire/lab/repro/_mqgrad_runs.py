@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.control import Controller, Observation
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
@@ -85,6 +87,37 @@ class ServedRun:
         return self.curve[-1][0]
 
 
+@dataclass
+class Halvings(Controller):
+    """A rule without learning: one level more for every halving, since the first decision, of a number seen."""
+
+    seen: str = "rms"  # of the mean gradient's entries; or "ratio", of its mean to its spread over the workers
+    interval: int = 10
+
+    needs_noise: ClassVar[bool] = True
+    summary: ClassVar[str] = "a level per halving of what is seen"
+
+    def start(self, menu: Sequence[float]) -> None:
+        super().start(menu)
+        self._first = math.nan
+
+    def first(self, default: float, menu: Sequence[float]) -> float:
+        return menu[0]
+
+    def decide(self, seen: Observation) -> float:
+        number = seen.gradient_norm
+        if self.seen == "ratio":  # |mean| over the deviation of one worker's gradient from it
+            spread = max(seen.given_square - seen.mean_square, 1e-12)
+            number = math.sqrt(seen.mean_square / spread)
+        if not math.isfinite(number) or number <= 0:
+            return seen.level
+        self._first = number if math.isnan(self._first) else self._first
+        return self.levels[min(max(0, int(math.log2(self._first / number))), len(self.levels) - 1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self._first}
+
+
 def network(seed: int) -> nn.Module:
     """784-128-10, without biases: 101,632 weights, little to compute and much to send."""
     torch.manual_seed(seed)
@@ -95,9 +128,9 @@ def optimizer(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
 
 
-def batches(seed: int, worker: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(seed: int, worker: int, data: str | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """A worker's examples, without end: everybody shuffles alike and takes its own part of each batch of the group."""
-    images, labels, _, _ = examples()
+    images, labels, _, _ = examples(data)
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(images), generator=generator)
@@ -108,10 +141,10 @@ def batches(seed: int, worker: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def evaluate(seed: int, snapshots: Sequence[Tensor]) -> tuple[list[float], float]:
+def evaluate(seed: int, snapshots: Sequence[Tensor], data: str | None = None) -> tuple[list[float], float]:
     """For every snapshot of the weights the loss on the first 1,000 training images, smoothed; the last one's accuracy
     on the test images."""
-    images, labels, tests, answers = examples()
+    images, labels, tests, answers = examples(data)
     net, losses = network(seed), []
     for snapshot in snapshots:
         nn.utils.vector_to_parameters(snapshot, net.parameters())
@@ -121,16 +154,18 @@ def evaluate(seed: int, snapshots: Sequence[Tensor]) -> tuple[list[float], float
 
 
 @cache
-def examples() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images and labels, test images and labels: the embedded ones, flat and centred."""
+def examples(data: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training images and labels, test images and labels, flat and centred: the embedded ones; tested, where there are
+    the files in `data`, on all 10,000 of Fashion-MNIST."""
     dataset = datasets.embedded_images()
+    test = dataset.test if data is None else datasets.fashion_mnist(Path(data)).test
 
     def flat(images: Tensor) -> Tensor:
         return images.float().flatten(1) / 255 - 0.29
 
     return (
         flat(dataset.train.inputs), dataset.train.targets.long(),
-        flat(dataset.test.inputs), dataset.test.targets.long(),
+        flat(test.inputs), test.targets.long(),
     )  # fmt: skip
 
 
@@ -143,9 +178,11 @@ class Order:
 
     controller: str  # its spec
     seed: int
-    steps: int
+    steps: int  # at most
     network: str
     learnt: str | None = None  # where to write what the controller has learnt
+    seconds: float = math.inf  # of training, at most
+    data: str | None = None  # the folder of Fashion-MNIST, whose test images are then judged by
 
 
 def run_served(order: Order, namespaces: Sequence[str] | None) -> ServedRun:
@@ -170,13 +207,16 @@ def _train(order: Order, exchange: ParameterServer, group: dist.ProcessGroup | N
     """What became of the run, on the first worker. Weights are evaluated after the run, off its clock."""
     model = DistributedDataParallel(network(order.seed), process_group=group)
     inner = optimizer(model)
-    examples_of = batches(order.seed, exchange.worker)
+    examples_of = batches(order.seed, exchange.worker, order.data)
     levels: list[float] = []
     seconds: list[float] = []
     snapshots: list[torch.Tensor] = []
-    with attach(model, Ladder(), exchange=exchange, controller=order.controller, exempt=(), seed=order.seed) as wire:
+    rule = order.controller.removeprefix("halvings of ")
+    controller = order.controller if rule == order.controller else Halvings(rule)
+    with attach(model, Ladder(), exchange=exchange, controller=controller, exempt=(), seed=order.seed) as wire:
         dist.barrier(group)
         began = time.perf_counter()
+        spent = torch.zeros(1, dtype=torch.float64)
         for step in range(1, order.steps + 1):
             images, labels = next(examples_of)
             inner.zero_grad()
@@ -188,10 +228,13 @@ def _train(order: Order, exchange: ParameterServer, group: dist.ProcessGroup | N
             if step % EVALUATE_EVERY == 0:
                 seconds.append(time.perf_counter() - began)
                 snapshots.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+                dist.all_reduce(spent.fill_(seconds[-1]), dist.ReduceOp.MAX, group=group)
+                if float(spent) >= order.seconds:
+                    break  # on all workers at the same step
         controller_seconds = wire.stats().get("controller_seconds", 0.0)
         if order.learnt is not None:
             wire.save_controller(order.learnt)
     if exchange.worker != 0:
         return None
-    losses, accuracy = evaluate(order.seed, snapshots)
+    losses, accuracy = evaluate(order.seed, snapshots, order.data)
     return ServedRun(tuple(zip(seconds, losses, strict=True)), tuple(levels), accuracy, controller_seconds)

@@ -15,7 +15,7 @@ from thinwire.lab.runs.record import Record
 
 # Seeds of the quick and of the full version, unless given.
 SEEDS = {
-    "tnq": (2, 5), "regtopk": (2, 5), "utility": (1, 3), "powergossip": (2, 5), "mqgrad": (2, 5), "local": (1, 3),
+    "tnq": (2, 5), "regtopk": (2, 5), "utility": (1, 3), "powergossip": (2, 5), "mqgrad": (1, 8), "local": (1, 3),
 }  # fmt: skip
 NAMES = tuple(SEEDS)
 
