@@ -23,7 +23,7 @@ def group(monkeypatch):
         return torch.cat([tensor, theirs]), None
 
     monkeypatch.setattr(objects, "_gathered", gathered)
-    monkeypatch.setattr(objects, "device_of", lambda group: "cpu")
+    monkeypatch.setattr(objects, "device_of", lambda group, device=None: torch.device("cpu"))
     monkeypatch.setattr(objects, "_held", {})
     return other
 
