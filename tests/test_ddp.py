@@ -26,7 +26,7 @@ def _every_scheme(specs):
     return weights, train(plain, 20)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_replicas_stay_bit_identical_and_fp32_is_plain_ddp(workers):
     results = run_world(_every_scheme, workers, every_spec())
     for spec in every_spec():

@@ -19,7 +19,7 @@ from helpers.world import run_world
 from thinwire.exchange import objects
 from thinwire.reducer import Reducer
 
-OPTIONS = {"feedback": True, "controller": "mqgrad(interval=3)"}
+OPTIONS = {"feedback": True, "controller": "normrule(interval=3)"}
 SPEC = "qsgd(bits=4)"
 
 

@@ -14,7 +14,7 @@ JUDGEMENTS = {"at_hand", "doubt", "seen_nonfinite", "spoil_", "warm_up"}  # of o
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"keep_finite_", "random_u32"}
-WITHOUT_TRITON = {"draw_places", "sum_halves"}  # of places in CPU memory, and for gloo
+WITHOUT_TRITON = {"draw_places", "keep_", "sum_halves"}  # places in CPU memory, a copy, and what is for gloo
 
 N, BLOCK, BITS = 300, 64, 4
 STARTS, KEYS, COUNTERS = torch.tensor([0, 100, N]), torch.tensor([5, -7]), torch.tensor([0, 9])

@@ -68,6 +68,9 @@ class PretendedCard:
     def get_current_device(self):
         return 0
 
+    def get_current_stream(self, device):
+        return 0
+
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)

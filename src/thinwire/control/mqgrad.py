@@ -45,7 +45,7 @@ class MQGrad(Controller):
     not sent; where a scheme has none to spare, it follows from the levels that were measured, by a factor of 4 per bit
     (for other knobs: as 1/level). A level that was never in use is taken to need as many seconds as the first, so
     that it is tried once, or what the line through two others says. Draws depend on `seed` and the number of the
-    decision only, so a resumed run decides alike.
+    decision only; but seconds are the clock's, so that no two runs need decide alike.
     """
 
     levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu

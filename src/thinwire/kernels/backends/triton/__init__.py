@@ -12,7 +12,7 @@ import triton
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):  # the oldest that the kernels were tried with
     raise ImportError(f"the kernels need triton 3.9 or newer, found {triton.__version__}")
 
-from thinwire.kernels.backends.triton.blockstats import all_finite, block_statistics, keep_, keep_finite_
+from thinwire.kernels.backends.triton.blockstats import all_finite, block_statistics, keep_finite_
 from thinwire.kernels.backends.triton.cast import cast_add, narrow, scale_cast, widen
 from thinwire.kernels.backends.triton.draws import random_u32
 from thinwire.kernels.backends.triton.hadamard import hadamard_
@@ -39,14 +39,14 @@ from thinwire.kernels.backends.triton.sparse import gather, put_, scatter_add, t
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum",
-    "encode_indices", "gather", "hadamard_", "keep_", "keep_finite_", "narrow", "outer_product", "pack_ints", "put_",
+    "encode_indices", "gather", "hadamard_", "keep_finite_", "narrow", "outer_product", "pack_ints", "put_",
     "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast",
     "scatter_add", "take_", "takes", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum",
     "widen",
 ]  # fmt: skip
 
 _FLOATS = {torch.float32, torch.float16, torch.bfloat16}
-_ANY = {"all_finite", "cast_add", "gather", "keep_", "keep_finite_", "narrow", "put_", "scale_cast", "take_", "widen"}
+_ANY = {"all_finite", "cast_add", "gather", "keep_finite_", "narrow", "put_", "scale_cast", "take_", "widen"}
 
 
 def takes(operation: str, dtypes: tuple[torch.dtype, ...]) -> bool:

@@ -146,10 +146,6 @@ def all_finite(x: Tensor) -> bool:
     return not bool(judged_bad(x).item())
 
 
-def keep_(kept: Tensor, new: Tensor) -> None:
-    kept.copy_(new)  # PyTorch's own is as fast
-
-
 def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     if not kept.is_contiguous():
         return reference.keep_finite_(kept, new, judged)
