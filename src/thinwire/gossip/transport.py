@@ -37,6 +37,7 @@ class PointToPoint:
         self._transport = transport
         self._scratch = Scratch()
         self._round = 0
+        self._abandoned: list[Started | None] = []
 
     def exchange(self, messages: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Send every message (uint8) and hear an equally long one from the same rank.
@@ -60,10 +61,14 @@ class PointToPoint:
         inbox = {rank: self._buffer(f"from {rank}", size) for rank, size in sizes.items() if rank not in avoided}
         outbox = {rank: self._with(known, rank, message) for rank, message in messages.items() if rank not in avoided}
         # Receives first, so that no message has to wait for a place to land.
-        started = [(rank, self._receive(buffer, rank, tag)) for rank, buffer in inbox.items()]
-        started += [(rank, self._send(buffer, rank, tag)) for rank, buffer in outbox.items()]
+        receiving = {rank: self._receive(buffer, rank, tag) for rank, buffer in inbox.items()}
+        sending = {rank: self._send(buffer, rank, tag) for rank, buffer in outbox.items()}
         with self._transport.ledger.timed("wire_seconds"):
-            broken = {rank for rank, work in started if not self._finished(rank, work)}
+            broken = {rank for rank, work in receiving.items() if not self._finished(rank, work)}
+            # On a connection that just broke gloo may forget to fail a send: nobody waits for it, but it is held.
+            self._abandoned += [work for rank, work in sending.items() if rank in broken]
+            left = [(rank, work) for rank, work in sending.items() if rank not in broken]
+            broken |= {rank for rank, work in left if not self._finished(rank, work)}
         for rank in broken:
             self.news.add(rank)
         heard = {rank: buffer for rank, buffer in inbox.items() if rank not in broken}
