@@ -1,8 +1,4 @@
-"""Lanes hold conversations over one process group, in an order that all ranks share.
-
-Collectives must start in the same order on every rank, whatever each rank's timing, so a lane's order depends only on
-the order in which jobs are submitted and on which is the last of its step.
-"""
+"""What a job is, and what all lanes do with one."""
 
 from __future__ import annotations
 
