@@ -55,6 +55,7 @@ class Steering:
         if turned.knob is None:
             raise ValueError(f"{turned.name} has no knob for a controller to turn")
         menu = self.controller.menu(turned.knob.menu)
+        self.controller.knob = turned.knob.name
         self.controller.start(menu)
         self.level = self.controller.first(turned.level, menu)
         self.due = False  # the step under way is the last before a decision: measure it

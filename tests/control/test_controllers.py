@@ -243,6 +243,15 @@ def test_slopes_are_those_of_the_policy():
             assert found[1][1][action][at] == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize(("knob", "expected"), [("bits", 0.1 / 256), ("factor_rank", 0.05)])
+def test_errors_of_levels_that_nobody_measured_follow_from_the_knob(knob, expected):
+    """A bit more is a quarter of the error; ranks and densities have no such law."""
+    controller = started("mqgrad")
+    controller.knob = knob
+    controller.decide(seen(level=4))
+    assert controller._error(8) == pytest.approx(expected) and controller._error(4) == 0.1
+
+
 def test_a_rate_of_zero_learns_nothing():
     still, learnt = started("mqgrad(rate=0)"), started("mqgrad(rate=0.2)")
     play(still)

@@ -108,6 +108,7 @@ def _any_knob(specs):
     for spec in specs:
         model = DDP(mlp())
         with tw.attach(model, spec, controller="uniform(interval=1, seed=2)") as wire:
+            assert wire.steering.controller.knob == tw.scheme(spec).knob.name
             levels, _ = levels_and_bytes(model, wire, dist.get_rank(), 6)
         found[spec] = levels, digest(model)
     return found

@@ -58,6 +58,7 @@ class Controller(Specced, ABC):
     see and decide alike (see `steering`). `start` makes what it learns; that is its state.
     """
 
+    knob = "bits"  # the name of what is turned; who starts it says so
     interval: int
     needs_loss: ClassVar[bool] = False
     needs_noise: ClassVar[bool] = False  # norms of every step, not only of the last before a decision

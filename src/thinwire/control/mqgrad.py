@@ -176,8 +176,7 @@ class MQGrad(Controller):
         if level in self._errors or not self._errors:
             return self._errors.get(level, 0.0)
         near = min(self._errors, key=lambda known: abs(math.log(known / level)))
-        counts_bits = all(each == round(each) and each <= 32 for each in self.levels)
-        return self._errors[near] * (4.0 ** (near - level) if counts_bits else near / level)
+        return self._errors[near] * (4.0 ** (near - level) if self.knob == "bits" else near / level)
 
     def _step_seconds(self, level: float, here: float) -> float:
         """Measured; on the line through the two nearest levels that were; or, to be tried once, as here."""

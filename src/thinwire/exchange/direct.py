@@ -53,7 +53,7 @@ class Direct:
     holds any of this code, so that a line costs several times what it costs elsewhere: what can be done later, while
     the last sum is on the wire, is done then. A bucket that is cast keeps to its own memory.
 
-    Long buckets of halves are summed by a two-shot of our own (`OURS`, `LEAST`), since gloo is slow at them. Each worker
+    Long buckets of halves are summed by a two-shot of our own (`OURS`, `LEAST`): gloo is slow at them. Each worker
     gets everybody's halves of its part, adds them up in float32, in rank order, and sends the sum to all. It takes as
     many bytes as an all-reduce, and rounds once. What comes in has room behind the halves, where the floats were; the
     last few entries, which do not divide by the workers, go by all-reduce. The way back is on a group of its own:
