@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from thinwire.lab.network.network import Network, Rate
 
@@ -31,6 +32,7 @@ BURST_BYTES = 64 * 1024  # what may leave at once after a pause: more flatters s
 QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
 INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
+SEGMENT_BYTES = 1500 - 20 - 32  # of data, in a packet as long as Ethernet takes
 _FOLDER = Path("/run/netns")
 _NAME = re.compile(r"tw-(\d+)-(?:\d+|server\d+|switch)")
 _CLONE_NEWNET = 0x40000000
@@ -157,14 +159,33 @@ def enter(namespace: str) -> None:
             raise OSError(error, f"cannot enter the namespace {namespace}: {os.strerror(error)}")
 
 
-def sent() -> tuple[int, int]:
-    """(bytes, packets) sent by this namespace's interface so far, as the kernel counts: with headers."""
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, counts = line.partition(":")
-        if name.strip() == INTERFACE:
-            numbers = counts.split()
-            return int(numbers[8]), int(numbers[9])
-    raise OSError(f"this namespace has no interface {INTERFACE}")
+class Sent(NamedTuple):
+    """What this namespace's interface has sent so far, as the kernel counts."""
+
+    nbytes: int  # with headers
+    packets: int
+    again: int  # segments TCP sent a second time: a matter of the machine's load, not of what was to be sent
+
+    @property
+    def payload(self) -> int:
+        """Bytes without headers, each once."""
+        return self.nbytes - self.packets * HEADER_BYTES - self.again * SEGMENT_BYTES
+
+
+def sent() -> Sent:
+    """By this namespace's interface, since it was made."""
+    net = Path("/proc/thread-self/net")
+    interfaces = dict(_two_parts(line) for line in (net / "dev").read_text().splitlines() if ":" in line)
+    if INTERFACE not in interfaces:
+        raise OSError(f"this namespace has no interface {INTERFACE}")
+    nbytes, packets = interfaces[INTERFACE].split()[8:10]
+    names, numbers = (line.split() for line in (net / "snmp").read_text().splitlines() if line.startswith("Tcp:"))
+    return Sent(int(nbytes), int(packets), int(numbers[names.index("RetransSegs")]))
+
+
+def _two_parts(line: str) -> tuple[str, str]:
+    name, _, counts = line.partition(":")
+    return name.strip(), counts
 
 
 def _limit(namespace: str, interface: str, bits_per_second: float) -> None:

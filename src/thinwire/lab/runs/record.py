@@ -70,9 +70,10 @@ class Run:
     where training waited for them); vnmse, the mean of |X - Xhat|^2 / |X|^2 at the evaluated steps, X the exact mean
     gradient of the step, Xhat what was applied (NaN where no common mean is applied). In shaped networks also,
     everything that workers and servers sent, divided by the workers: interface_bytes, as the kernel counts;
-    interface_payload_bytes, without the headers of Ethernet, IP and TCP; what they should come to, ledger_bytes and
-    ledger_overhead_bytes (gloo's own headers, by the number of messages). Where workers share a machine's link, or
-    shards gather weights, the ledger cannot say what the link carries: bytes_sent is interface_payload_bytes then.
+    interface_payload_bytes, without the headers of Ethernet, IP and TCP and what TCP sent again; what they should come
+    to, ledger_bytes and ledger_overhead_bytes (gloo's own headers, by the number of messages). Where workers share a
+    machine's link, or shards gather weights, the ledger cannot say what the link carries: bytes_sent is
+    interface_payload_bytes then.
     """
 
     plan: RunPlan

@@ -159,11 +159,10 @@ class Meter(NoMeter):
         return self._sent() | (expected if self._known else {})
 
     def _sent(self) -> dict[str, float]:
-        nbytes, packets = (after - before for after, before in zip(shaped.sent(), self._before, strict=True))
-        payload = nbytes - packets * shaped.HEADER_BYTES
+        now = shaped.sent()
         return {
-            "interface_bytes": nbytes / self._processes,
-            "interface_payload_bytes": payload / self._processes,
+            "interface_bytes": (now.nbytes - self._before.nbytes) / self._processes,
+            "interface_payload_bytes": (now.payload - self._before.payload) / self._processes,
         }
 
 
