@@ -25,9 +25,9 @@ from thinwire.local.outer import parse_outer
 from thinwire.schemes import codec, parse
 from thinwire.steering import Steering
 
-DEFAULT_TASKS = ("mlp(width=1024)",)
+DEFAULT_TASKS = ("mlp(width=512)",)
 DEFAULT_EXCHANGES = ("allreduce",)
-DEFAULT_OUTER = "nesterov(lr=1.0, momentum=0.3)"  # of local steps: chosen on other seeds than those compared on
+DEFAULT_OUTER = "nesterov(lr=0.7, momentum=0.8)"  # of local steps: chosen on other seeds than those compared on
 LOCAL = ("allreduce", "qsgd(bits=4)", None, 8)  # the row of local steps where nothing is asked for
 
 
