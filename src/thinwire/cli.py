@@ -22,7 +22,7 @@ from thinwire.lab.cost.simulate import WORKERS, simulate
 from thinwire.lab.doctor import examine
 from thinwire.lab.network.network import DEFAULT_NETWORK, bits_per_second, seconds
 from thinwire.lab.repro import repro
-from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_OUTER, DEFAULT_TASKS, compare
+from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_OUTER, DEFAULT_TASKS, LONGER, compare
 from thinwire.lab.runs.record import Record
 from thinwire.schemes import registry
 
@@ -69,6 +69,7 @@ def compare_schemes(
     outer: Annotated[
         str, typer.Option(metavar="SPEC", help="Then moves the common weights: average, nesterov(lr=0.7), sgd(lr=1).")
     ] = DEFAULT_OUTER,
+    longer: Annotated[float, typer.Option(help="Rows of local steps train so many times as many steps.")] = LONGER,
     network: Annotated[
         list[str],
         typer.Option(
@@ -100,8 +101,8 @@ def compare_schemes(
     """
     record = compare(
         task, scheme or (), exchanges=exchange, controllers=controller or (), every=every, outer=outer,
-        network=network, tune=tune, parallel=parallel, seeds=seeds, workers=workers, steps=steps, data=data,
-        json=json_file, report=report,
+        longer=longer, network=network, tune=tune, parallel=parallel, seeds=seeds, workers=workers, steps=steps,
+        data=data, json=json_file, report=report,
     )  # fmt: skip
     if record.interrupted:
         raise typer.Exit(130)

@@ -66,10 +66,12 @@ def test_local_steps_are_rows_of_their_own(exchange, console):
     assert [(run.plan.scheme, run.plan.every) for run in record.runs] == [
         ("fp16", 1), ("qsgd(bits=8)", 1), ("qsgd(bits=8)", 4),
     ]  # fmt: skip
-    assert local.totals["rounds"] == 2 and record.runs[1].totals["rounds"] == 6  # of 4 and of 2 steps
+    assert local.totals["rounds"] == 2 and record.runs[1].totals["rounds"] == 6  # of 4 and of 3 steps
+    assert [run.totals["steps"] for run in record.runs] == [6, 6, 7] and local.steps == 7  # 1.2 times as many
     assert local.totals["bytes_sent"] < 0.5 * record.runs[1].totals["bytes_sent"]
     shown = console.file.getvalue()
     assert "qsgd(bits=8) every 4" in shown and "rounds" in shown and "share" in shown
+    assert "for more steps than the others: qsgd(bits=8) every 4 1.2x" in " ".join(shown.split())
 
 
 def test_without_arguments_one_row_is_of_local_steps(monkeypatch, console):
@@ -82,6 +84,7 @@ def test_without_arguments_one_row_is_of_local_steps(monkeypatch, console):
     ({"every": [0]}, "every must be at least 1 step, got 0"), ({"every": [2, 2]}, "the same every is named twice"),
     ({"every": [8], "exchanges": ["gossip"], "schemes": ["dpsgd"]}, "gossip exchanges in every step"),
     ({"every": [8], "outer": "adam"}, "unknown outer optimizer"),
+    ({"every": [8], "longer": 0.0}, "longer must be above 0, got 0"),
 ])  # fmt: skip
 def test_local_steps_that_cannot_be_are_refused(options, message, console):
     with pytest.raises(ValueError, match=message):

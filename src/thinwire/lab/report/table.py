@@ -257,10 +257,13 @@ def _target_lines(record: Record) -> list[str]:
 
 
 def _rate_lines(record: Record) -> list[str]:
-    """Whose learning rate is another than the task's own, and whose was not looked for."""
+    """Who trains longer; whose learning rate is another than the task's own, and whose was not looked for."""
     plans = {run.plan.name: run.plan for run in record.runs}
     other = [f"{name} {plan.rate:g}x" for name, plan in plans.items() if plan.rate != 1]
     lines = [f"learning rates, times the task's own: {', '.join(other)}; all others 1x"] if other else []
+    longer = [f"{name} {plan.longer:g}x" for name, plan in plans.items() if plan.longer != 1]
+    if longer:
+        lines.append(f"trained for more steps than the others: {', '.join(longer)}")
     if not record.config.get("tuned"):
         known = {name for name, plan in plans.items() if rates.known(plan.task.partition("(")[0], name)}
         if set(plans) - known - {BASELINE}:

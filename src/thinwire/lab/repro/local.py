@@ -1,15 +1,15 @@
 """thinwire repro local: what training with local steps loses, and what it saves, at equal numbers of examples.
 
-DiLoCo, Streaming DiLoCo and SparseLoCo against DDP, in real processes over thin links (shaped where the machine allows
-it, else paced): a small transformer on text, and the perceptron on images. The papers train far larger models for far
-more rounds; here are 0.2 M weights and tens of rounds. Claims are the papers', put to this size.
+DiLoCo, Streaming DiLoCo and SparseLoCo against DDP, in real processes, timed over thin links (shaped where the machine
+allows it, else paced): a small transformer on text, and the perceptron on images. The papers train far larger models
+for far more rounds; here are 0.2 M weights and tens of rounds. Claims are the papers', put to this size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +19,7 @@ from thinwire.lab.network.network import Network
 from thinwire.lab.report import intervals
 from thinwire.lab.report.intervals import Interval
 from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, Reproduction, told
+from thinwire.lab.runs import timing
 from thinwire.lab.runs.record import Run, RunPlan
 from thinwire.lab.runs.run import execute
 from thinwire.lab.tasks.tasks import load_task
@@ -118,15 +119,24 @@ def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) ->
 def train_all(
     task: str, chosen: Sequence[Setting], net: Network, seeds: int, data: Path | None, progress: Progress
 ) -> dict[str, Outcome]:
-    """Every setting once, then the next seed: what disturbs the machine for a while disturbs all alike."""
-    where = str(data) if data and task.startswith("text") else None
-    runs: dict[str, list[Run]] = {setting.title: [] for setting in chosen}
+    """Every setting is trained once a seed; then its rounds are timed on the link, all settings in turn."""
+    where, name = str(data) if data and task.startswith("text") else None, task.partition("(")[0]
+    plans = {setting.title: setting.plan(task, 0, str(net), where) for setting in chosen}
+    trained: dict[str, list[Run]] = {title: [] for title in plans}
+    timed: dict[str, list[Run]] = {title: [] for title in plans}
+    for seed in range(seeds):
+        for title, plan in plans.items():
+            progress(f"{name}: {title}, seed {seed}")
+            trained[title].append(execute(timing.training(replace(plan, seed=seed)), None))
     with links.opened(net, WORKERS) as opened:
-        for seed in range(seeds):
-            for setting in chosen:
-                progress(f"{task.partition('(')[0]}: {setting.title}, seed {seed}")
-                runs[setting.title].append(execute(setting.plan(task, seed, str(net), where), opened))
-    return {setting.title: Outcome(setting, runs[setting.title]) for setting in chosen}
+        for turn in range(timing.TURNS):
+            for title, plan in plans.items():
+                progress(f"{name}: {title}, seconds on {net}, {turn + 1} of {timing.TURNS}")
+                timed[title].append(execute(timing.timing(plan), opened))
+    return {
+        each.title: Outcome(each, [timing.composed(run, timed[each.title]) for run in trained[each.title]])
+        for each in chosen
+    }
 
 
 # -- claims ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -25,9 +26,10 @@ from thinwire.local.outer import parse_outer
 from thinwire.schemes import codec, parse
 from thinwire.steering import Steering
 
-DEFAULT_TASKS = ("mlp(width=512)",)
+DEFAULT_TASKS = ("mlp(width=1024)",)
 DEFAULT_EXCHANGES = ("allreduce",)
 DEFAULT_OUTER = "nesterov(lr=0.7, momentum=0.8)"  # of local steps: chosen on other seeds than those compared on
+LONGER = 1.2  # so many times the steps of the others: a step of local steps teaches less, and costs far less
 LOCAL = ("allreduce", "qsgd(bits=4)", None, 8)  # the row of local steps where nothing is asked for
 
 
@@ -39,6 +41,7 @@ def compare(
     controllers: Sequence[str] = (),
     every: Sequence[int] = (),
     outer: str = DEFAULT_OUTER,
+    longer: float = LONGER,
     network: str | Sequence[str] = DEFAULT_NETWORK,
     tune: bool = False,
     parallel: str = "ddp",
@@ -56,7 +59,8 @@ def compare(
         the exchanges' defaults.
     controllers: each of them also turns the knob of every scheme that has one, in runs of their own.
     every: steps between two exchanges, each in runs of their own; above 1, `LocalSteps` with the outer optimizer
-        `outer`. Where neither this nor schemes are given: 1, and one row of local steps.
+        `outer`, for `longer` times as many steps. Where neither this nor schemes are given: 1, and one row of local
+        steps.
     parallel: "ddp", or "fsdp": the model is sharded, and the scheme is between machines, or between shards where
         every worker has a machine of its own.
     network: one or several. Each scheme and seed is trained once, and timed on every one of them (see `timing`).
@@ -86,8 +90,7 @@ def compare(
         for task in tasks
         for exchange, scheme, controller, apart in candidates
     ]
-    names = {task: load_task(task, data).name for task in tasks}
-    plans = [replace(plan, rate=rates.of(names[plan.task], plan.name)) for plan in plans]
+    plans = [_as_tuned(plan, longer) for plan in plans]
     record = _record(plans, nets, controllers, seeds, tune)
     try:
         if tune:
@@ -97,6 +100,14 @@ def compare(
         record.interrupted = True
     _finish(record, plans, nets, json, report, console)
     return record
+
+
+def _as_tuned(plan: RunPlan, longer: float) -> RunPlan:
+    """At the rate found for it; of local steps, so many times as long."""
+    if not 0 < longer < math.inf:
+        raise ValueError(f"longer must be above 0, got {longer}")
+    task = load_task(plan.task, Path(plan.data) if plan.data else None)
+    return replace(plan, rate=rates.of(task.name, plan.name), longer=longer if plan.every > 1 else 1.0)
 
 
 def _record(
@@ -112,6 +123,7 @@ def _record(
             "network": ", ".join(map(str, nets)), "why_paced": nets[0].why_paced, "seeds": seeds,
             "workers": first.workers, "local": first.local, "parallel": first.parallel, "steps": first.steps,
             "data": first.data, "every": sorted({plan.every for plan in plans}), "outer": first.outer, "tuned": tune,
+            "longer": max(plan.longer for plan in plans),
             "tbf_burst_bytes": shaped.BURST_BYTES if any(net.mode == "shaped" for net in nets) else None,
         }
     )  # fmt: skip
@@ -198,7 +210,7 @@ def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: LiveTabl
 
 def _execute(plan: RunPlan, opened: shaped.Shaped | None, live: LiveTable) -> Run:
     task = load_task(plan.task, Path(plan.data) if plan.data else None)
-    live.started(plan.timed or plan.steps or task.steps, task.metric.name)
+    live.started(plan.timed or plan.steps_of(task), task.metric.name)
     return execute(plan, opened, live.advanced)
 
 

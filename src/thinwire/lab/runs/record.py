@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.lab.runs import curves
+
+if TYPE_CHECKING:
+    from thinwire.lab.tasks.tasks import Task
 
 FORMAT = 3
 
@@ -37,8 +40,13 @@ class RunPlan:
     parallel: str = "ddp"  # "fsdp": sharded over a machine's workers, or over all where each has a machine of its own
     options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalSteps`, beside those above
     rate: float = 1.0  # times the task's own learning rate
+    longer: float = 1.0  # so many times `steps`
     tested: bool = True  # the test examples are looked at, once, at the end
     timed: int | None = None  # only so many steps, after a few off the clock: how long a step takes
+
+    def steps_of(self, task: Task) -> int:
+        """How many there are."""
+        return round((self.steps or task.steps) * self.longer)
 
     @property
     def name(self) -> str:

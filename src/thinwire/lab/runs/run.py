@@ -20,7 +20,7 @@ def execute(plan: RunPlan, links: Shaped | None, on_point: Callable[[CurvePoint]
     links: the namespaces to run in, for shaped networks.
     """
     task = load_task(plan.task, Path(plan.data) if plan.data else None)
-    run = Run(plan, task.metric.name, task.metric.rising, task.target, plan.steps or task.steps)
+    run = Run(plan, task.metric.name, task.metric.rising, task.target, plan.steps_of(task))
     servers = parse_topology(plan.exchange).server_count
     shares: dict[int, list[PointShare]] = defaultdict(list)
 

@@ -79,7 +79,7 @@ class RunContext:
 
     @property
     def steps(self) -> int:
-        return self.plan.steps or self.task.steps
+        return self.plan.steps_of(self.task)
 
     def transport(self, servers: int = 0) -> Transport:
         worker = max(0, self.worker)  # a rank that serves sends by no transport

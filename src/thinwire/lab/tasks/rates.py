@@ -9,7 +9,7 @@ from __future__ import annotations
 # the last three evaluations. `thinwire compare --tune` prints the whole table, and docs/guide/compare.md
 # shows it.
 RATES: dict[str, dict[str, float]] = {
-    "mlp": {  # mlp(width=512), 240 steps, own rate 0.2
+    "mlp": {  # mlp(width=1024), 120 steps, own rate 0.2
         "fp32": 1.0, "fp16": 1.0, "qsgd(bits=4)": 1.0, "topkc(density=0.1)": 1.0, "powersgd(factor_rank=4)": 1.0,
         "qsgd(bits=4) every 8": 0.5,
     },

@@ -79,7 +79,7 @@ squared_error = Metric("squared error", lambda outputs, y: (outputs - y).square(
 
 def mlp(data: Path | None, *, width: int = 2048) -> Task:
     """The embedded images and a multi-layer perceptron of 5.8 M weights: little to compute, much to send."""
-    return _classification("mlp", datasets.embedded_images(), lambda: models.mlp(width), lr=0.2, steps=240, batch=64)
+    return _classification("mlp", datasets.embedded_images(), lambda: models.mlp(width), lr=0.2, steps=120, batch=64)
 
 
 def cnn(data: Path | None) -> Task:
