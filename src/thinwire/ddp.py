@@ -106,7 +106,7 @@ class Wire(Reducer):
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         # DDP cannot raise a Python error out of a hook's future, so it gets the buffer as it is, whatever happened.
         done = partial(_fulfil, future, buffer)
-        self.submit(buffer, self._layout(grads) if self.needs_layout else None, last=last, done=done)
+        self.submit(buffer, self._layout(grads) if self.needs_layout else None, last=last, done=done, here=last)
         return future
 
     def _pass(self, buffer: Tensor, *, last: bool) -> torch.futures.Future[Tensor]:

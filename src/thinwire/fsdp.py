@@ -99,7 +99,7 @@ class Replicas(Reducer):
         self._pass.enter()
         view = own.view(buffer)  # where no row is padding
         flat = own.gather(buffer, buffer.new_empty(own.numel)) if view is None else view
-        self.submit(flat, own.layout, last=True, done=lambda error: None)
+        self.submit(flat, own.layout, last=True, done=lambda error: None, here=True)
         self.settle()
         if view is None:
             own.scatter(flat, buffer)
@@ -138,7 +138,7 @@ class Shards(Reducer):
         self._pass.enter()
         parts, own, layout = unit.once("parts", lambda: self._parts(unit, given.dtype))
         self._call = (parts, output.zero_(), own)
-        self.submit(given, layout, last=True, done=lambda error: None)
+        self.submit(given, layout, last=True, done=lambda error: None, here=True)
         self.settle()
 
     def _parts(self, unit: Unit, dtype: torch.dtype) -> tuple[list[Part], Part, Layout]:

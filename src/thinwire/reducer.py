@@ -167,11 +167,13 @@ class Reducer:
         self._jobs, self._failed = [], None
         self.memory.forget_stash()
 
-    def submit(self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done) -> None:
+    def submit(
+        self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done, here: bool = False
+    ) -> None:  # fmt: skip
         """Turn a bucket into the group's mean, in place. `done` is called once: with None, or with what went wrong.
 
         Every worker submits the same buckets in the same order, says of the `last` of a step that it is, and then calls
-        `end_step`. Until `done`, the buffer is not the caller's.
+        `end_step`. Until `done`, the buffer is not the caller's. here: the caller waits for it next: see `Lane.submit`.
         """
 
         def ended(error: BaseException | None) -> None:
@@ -188,7 +190,11 @@ class Reducer:
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
         about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
         begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)
-        self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended))
+        if not here:
+            self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended))
+            return
+        with self.exchange.transport.ledger.timed("exposed_seconds"):
+            self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended, here=True))
 
     def submit_nothing(self) -> None:
         """Say after the fact that the bucket before was the last of the step."""
@@ -261,7 +267,7 @@ class Reducer:
         layout = self._layouts.get(shapes) or self._layouts.setdefault(shapes, Layout.of(shapes))
         buffer = torch.cat([tensor.detach().reshape(-1) for tensor in named.values()])
         self.begin_step()
-        self.submit(buffer, layout, last=True, done=lambda error: None)
+        self.submit(buffer, layout, last=True, done=lambda error: None, here=True)
         self.end_step()
         return {s.name: buffer[s.start : s.stop].view(s.shape) for s in layout.segments}
 

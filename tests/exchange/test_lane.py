@@ -130,6 +130,74 @@ def test_nothing_of_a_step_is_left_when_the_next_begins(lane):
         log.clear()
 
 
+def test_who_would_only_wait_holds_the_conversation_where_the_thread_has_nothing_to_do(lane):
+    threads, log = [], []
+
+    def noting(name, scratch):
+        threads.append((name, threading.current_thread() is threading.main_thread()))
+        return asking(name, 2, log, {}, scratch)
+
+    alone = lane.submit(partial(noting, "a"), last=True, done=lambda error: None, here=True)
+    assert alone.ended and alone.result == "a" and threads == [("a", True)]
+    assert finished([lane.submit(partial(noting, "b"), last=True, done=lambda error: None)]) == [None]
+    assert threads[-1] == ("b", False)  # who goes on meanwhile
+
+
+def test_who_would_only_wait_does_so_behind_what_was_queued_before(lane):
+    log, go_on = [], threading.Event()
+
+    def slow(scratch):
+        go_on.wait(60)
+        return asking("a", 1, log, {}, scratch)
+
+    before = lane.submit(slow, last=False, done=lambda error: None)
+    threading.Timer(0.05, go_on.set).start()
+    job = lane.submit(partial(asking, "b", 1, log, {}), last=True, done=lambda error: None, here=True)
+    assert finished([before, job]) == [None, None]
+    assert [name for what, (name, _) in log if what == "start"] == ["a", "b"]
+
+
+def test_the_order_is_the_same_on_either_thread(lane):
+    """With older buckets still under way, which whoever has the next slot takes on."""
+    logs = []
+    for here in (False, True):
+        log = []
+        jobs = [lane.submit(partial(asking, name, 2, log, {}), last=False, done=lambda error: None) for name in "ab"]
+        while here and lane._inbox._before:  # until the thread has had its slots
+            time.sleep(0.001)
+        jobs.append(lane.submit(partial(asking, "c", 2, log, {}), last=True, done=lambda error: None, here=here))
+        assert finished(jobs) == [None] * 3
+        logs.append(log)
+    assert logs[0] == logs[1]
+
+
+def test_an_interrupt_while_holding_a_conversation_is_the_callers():
+    lane = Threaded(Transport(), "test-lane")
+
+    def interrupted(scratch):
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        lane.submit(interrupted, last=True, done=lambda error: None, here=True)
+    lane.close()
+    assert "test-lane" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_closing_in_the_middle_of_a_conversation_held_here_does_not_wait_for_itself():
+    """As a signal's handler does."""
+    lane, log = Threaded(Transport(), "test-lane"), []
+
+    def closing(scratch):
+        lane.close()
+        return asking("a", 1, log, {}, scratch)
+
+    job = lane.submit(closing, last=True, done=lambda error: None, here=True)
+    assert job.ended and job.result == "a"
+    lane.close()
+    assert "test-lane" not in [thread.name for thread in threading.enumerate()]
+
+
 @pytest.mark.parametrize("when", ["start", "wait"])
 def test_after_a_failure_every_job_fails_with_the_first_error(lane, when):
     """The workers' orders may differ from then on, so nothing more is started."""

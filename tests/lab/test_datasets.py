@@ -35,6 +35,8 @@ def test_embedded_images_are_balanced_and_small():
 def test_without_a_validation_part_a_tenth_of_the_training_examples_is_kept_from_training():
     train, validation = datasets.Dataset(numbered(1003), numbered(5)).split
     assert len(validation) == 100 and sorted([*train.inputs.tolist(), *validation.inputs.tolist()]) == list(range(1003))
+    train, validation = datasets.Dataset(numbered(100_000), numbered(5)).split
+    assert len(validation) == 2040 and len(train) == 97_960  # not a tenth: there are enough of them
     given = datasets.Dataset(numbered(100), numbered(5), numbered(7))
     assert given.split[0] is given.train and given.split[1] is given.validation
 

@@ -65,8 +65,11 @@ class Lane(ABC):
         self._abandoned: list[Started] = []
 
     @abstractmethod
-    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
-        """Queue the conversation that `begin` makes, given memory to keep things in."""
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
+        """Queue the conversation that `begin` makes, given memory to keep things in.
+
+        here: the caller would do nothing but wait for it, so it may be held on the caller's own thread.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Streamed(Lane):
         self._side = side
         self._closed = False
 
-    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
         """As on every lane. On return the job's first round is on its way; with the last of a step, all are."""
         job = Job(begin, last, done)
         if self.error is not None or self._closed:

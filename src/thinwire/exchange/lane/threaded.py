@@ -23,6 +23,8 @@ class Threaded(Lane):
 
     So a bucket is encoded while the one before it is on the wire, and two-round schemes keep both rounds in flight
     behind other buckets' work. At most `depth` jobs are under way; before one more, the oldest runs to its end.
+    A slot is the thread's, or, where the thread has nothing to do and the caller neither, the caller's: waking a thread
+    and handing the interpreter over and back costs more than a short round does. The order is the same.
     Closing joins the thread; a thread still alive at interpreter exit would abort the process.
     """
 
@@ -36,9 +38,17 @@ class Threaded(Lane):
         self._at_exit = close_at_exit(self)
         weakref.finalize(self, _let_go, self._inbox, self._at_exit).atexit = False
 
-    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
         job = Job(begin, last, done)
-        if not self._inbox.put(job):
+        if here and self._inbox.enter():
+            try:
+                with torch.no_grad():
+                    self._take(job)
+            finally:
+                self._inbox.leave()
+            if isinstance(job.error, KeyboardInterrupt):
+                raise job.error
+        elif not self._inbox.put(job):
             job.end(None, self.error or RuntimeError("this lane is closed"))
         return job
 
@@ -46,7 +56,7 @@ class Threaded(Lane):
         """Stop after what was queued before, fail what is queued later, join the thread. Safe to call twice."""
         atexit.unregister(self._at_exit)
         self._inbox.close()
-        if threading.current_thread() is not self._thread:
+        if threading.get_ident() not in (self._thread.ident, self._inbox.doing):  # by a signal, in the middle of a job
             self._thread.join()
 
     def _take(self, job: Job) -> None:
@@ -72,32 +82,62 @@ class Threaded(Lane):
 
 
 class _Inbox:
-    """A lane's queue. Once it has ended nothing gets in, so nobody waits for a job that nobody will do."""
+    """A lane's queue. Once it has ended nothing gets in, so nobody waits for a job that nobody will do.
+
+    Jobs are done one after the other: those of the queue by the lane's thread, between `get` and `leave`; one that
+    finds nothing before it by its caller, between `enter` and `leave`.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # whose holder does a job
+        self._before = 0  # jobs that got in and are not done
+        self.doing: int | None = None  # the caller's thread, while it does its own job
         self._ended = False
 
     def put(self, job: Job) -> bool:
         """Whether it got in."""
         with self._lock:
             if not self._ended:
+                self._before += 1
                 self._queue.put(job)
             return not self._ended
 
+    def enter(self) -> bool:
+        """Whether the caller may do a job itself, now: nothing is before it."""
+        with self._lock:
+            free = not self._ended and self._before == 0
+            if free:
+                self._before += 1
+                self._turn.acquire()  # nobody has it: whoever did has left, and what is queued from now on comes later
+                self.doing = threading.get_ident()
+            return free
+
+    def leave(self) -> None:
+        """After a job."""
+        with self._lock:
+            self._before -= 1
+            self.doing = None
+            self._turn.release()
+
     def get(self) -> Job | None:
-        """The next job; None where the lane is to end."""
-        return self._queue.get()
+        """The next job, once its turn has come; None where the lane is to end."""
+        job = self._queue.get()
+        if job is not None:
+            self._turn.acquire()
+        return job
 
     def close(self) -> None:
         """Let the lane end after what is queued. No lock: this may be called while memory is being collected."""
         self._queue.put(None)
 
-    def end(self, error: BaseException) -> None:
-        """Let nothing in any more, and fail what is here."""
+    def end(self, fail: Callable[[], None], error: BaseException) -> None:
+        """Let nothing in any more, and, once nobody is at it, fail what is under way and what is queued."""
         with self._lock:
             self._ended = True
+        with self._turn:
+            fail()
         while not self._queue.empty():
             job = self._queue.get()
             if job is not None:
@@ -108,20 +148,22 @@ def _run(lane: weakref.ref[Threaded], inbox: _Inbox) -> None:
     torch.set_grad_enabled(False)  # of this thread: under backward(create_graph=True) buckets require gradients
     while _take_next(lane, inbox):
         pass
-    closed = RuntimeError("the lane was closed in the middle of a step")
-    alive = lane()
-    if alive is not None:
-        alive._fail(closed, None)
-    inbox.end(closed)
+    closed, alive = RuntimeError("the lane was closed in the middle of a step"), lane()
+    inbox.end(lambda: alive._fail(closed, None) if alive is not None else None, closed)
 
 
 def _take_next(lane: weakref.ref[Threaded], inbox: _Inbox) -> bool:
     """A call of its own: while the thread waits, it holds neither the lane nor its last job, and DDP's old buffer."""
     job, alive = inbox.get(), lane()
-    if job is None or alive is None:
+    if job is None:
         return False
-    alive._take(job)
-    return True
+    try:
+        if alive is None:
+            return False
+        alive._take(job)
+        return True
+    finally:
+        inbox.leave()
 
 
 def _let_go(inbox: _Inbox, at_exit: Callable[[], None]) -> None:

@@ -207,7 +207,7 @@ class RehearsalLane(Lane):
     def clock(self) -> float:
         return time.perf_counter() - self._away
 
-    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done) -> Job:
+    def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
         ready, began = self.clock(), time.perf_counter()
         job = Job(begin, last, done)
         rounds, turns, result = begin(self._memory_for(job)), [], None

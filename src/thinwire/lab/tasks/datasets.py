@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 HELD_OUT = 10  # one in so many training examples watches, where a dataset has no validation part
+MOST_HELD_OUT = 2048  # so many at most: they are looked at again and again, and of a large text took most of a run
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 
 
@@ -80,7 +81,8 @@ class Dataset:
         """(to train on, to watch training by). Without a validation part every tenth of train is kept from training."""
         if self.validation is not None:
             return self.train, self.validation
-        kept = torch.arange(len(self.train)) % HELD_OUT == HELD_OUT - 1
+        apart = max(HELD_OUT, -(-len(self.train) // MOST_HELD_OUT))
+        kept = torch.arange(len(self.train)) % apart == apart - 1
         return self.train[~kept], self.train[kept]
 
 
@@ -120,7 +122,7 @@ def cifar10(folder: Path) -> Dataset:
     return Dataset(*(_images(r[:, 1:].reshape(-1, 3, 32, 32), r[:, 0]) for r in (train, test)))
 
 
-def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Dataset:
+def text_bytes(source: Path, *, context: int, test_windows: int = 1024) -> Dataset:
     """Next-byte prediction on a text file (or a folder's train.txt)."""
     if source.is_dir():
         source = _folder_with(source, "wikitext-2", "train.txt") / "train.txt"
@@ -132,7 +134,7 @@ def text_bytes(source: Path, *, context: int, test_windows: int = 256) -> Datase
     return _next_bytes(text, context, test_windows)
 
 
-def python_reference(*, context: int, test_windows: int = 256) -> Dataset:
+def python_reference(*, context: int, test_windows: int = 1024) -> Dataset:
     """The same on a text that every Python brings along: its language reference, as `help()` shows it."""
     from pydoc_data.topics import topics
 
