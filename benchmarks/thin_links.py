@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from statistics import median
 
@@ -61,32 +62,31 @@ def sides() -> dict[str, Side]:
 
 
 def row(name: str, took: Took, alone: Took, rate: float) -> tuple[str, ...]:
-    step, wire, cores = took.milliseconds, median(took.sent) * 8e3 / rate, took.cores
+    step, sent, cores = took.milliseconds, median(took.sent), took.cores
+    wire = sent * 8e3 / rate
     return (
-        name, f"{step:.0f}", f"{median(took.sent) / 1e6:.2f}" if wire else "", f"{wire:.0f}" if wire else "",
-        f"{cores:.0f}", f"{step / max(alone.milliseconds, wire):.2f}" if wire else "",
-        f"{step / max(alone.milliseconds, wire, cores):.2f}" if wire else "",
+        name, f"{step:.0f}", f"{sent / 1e6:.2f}" if sent else "", f"{wire:.0f}" if sent else "",
+        f"{cores:.0f}", f"{step / max(alone.milliseconds, wire):.2f}" if sent else "",
+        f"{step / max(alone.milliseconds, wire, cores):.2f}" if sent else "",
     )  # fmt: skip
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=12, help="of every side; default: %(default)s")
-    options.add_argument("--link", action="append", help="such as 100mbit; repeatable; default: 100mbit and 1gbit")
+    options.add_argument("--link", action="append", help="100mbit, none; repeatable; default: 100mbit and 1gbit")
     options.add_argument("--json", metavar="FILE", help="also write every time to FILE")
     given = options.parse_args()
 
     links, found = given.link or ["100mbit", "1gbit"], {}
     with Progress(transient=True) as progress:
         for link in progress.track(links, description="measuring"):
-            found[link] = over(link, sides, given.repeats)
+            found[link] = over(None if link == "none" else link, sides, given.repeats)
 
     for link, took in found.items():
         title = f"{link}, four machines, {os.cpu_count()} cores"
-        table = Table(
-            Column("scheme", no_wrap=True), "ms", "MB", "wire", "cores", "of alone, wire", "of all three", title=title
-        )
-        rate = parse_network(f"shaped:{link}").rate_of(0).up
+        table = Table(Column("scheme", no_wrap=True), "ms", "MB", "wire", "cores", "of two", "of three", title=title)
+        rate = math.inf if link == "none" else parse_network(f"shaped:{link}").rate_of(0).up
         for name, each in took.items():
             table.add_row(*row(name, each, took["alone"], rate))
         Console().print(table)

@@ -21,9 +21,9 @@ def _every_scheme(specs):
     for spec in specs:
         model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
         with tw.attach(model, spec):
-            weights[spec] = train(model, 20)
+            weights[spec] = train(model, 8)
     plain = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
-    return weights, train(plain, 20)
+    return weights, train(plain, 8)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(4, marks=pytest.mark.full)])

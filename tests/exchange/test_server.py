@@ -47,7 +47,13 @@ def _both(servers, specs, downs):
 
 @functools.cache
 def worlds(workers, servers):
-    return run_world(_both, servers + workers, servers, every_spec(), ("fp32", "same"))
+    return run_world(_both, servers + workers, servers, specs_of(workers, servers), ("fp32", "same"))
+
+
+def specs_of(workers, servers):
+    """All, or where that would take long one of every scheme."""
+    every = every_spec()
+    return every if (workers, servers) != (3, 2) else list({tw.scheme(spec).name: spec for spec in every}.values())
 
 
 def same(left, right):
@@ -66,7 +72,7 @@ SIZES = [(2, 1), (3, 2), *(pytest.param(*size, marks=pytest.mark.full) for size 
 @pytest.mark.parametrize(("workers", "servers"), SIZES)
 def test_an_exact_way_back_gives_what_all_reduce_gives(workers, servers):
     served, reduced, _ = worlds(workers, servers)[servers]
-    for spec in every_spec():
+    for spec in specs_of(workers, servers):
         ours, theirs = served[spec, "fp32"], reduced[spec, "gather"]
         if workers == 2 or exact(spec):
             assert same(ours, theirs), spec
