@@ -26,6 +26,7 @@ bool has_v4() {
 InstructionSet best() {
 #if defined(THINWIRE_WITH_AVX)
     __builtin_cpu_init();
+    if (has_v4() && __builtin_cpu_supports("avx512vbmi")) return InstructionSet::avx512vbmi;
     if (has_v4()) return InstructionSet::avx512;
     if (has_v3()) return InstructionSet::avx2;
 #endif
@@ -34,7 +35,7 @@ InstructionSet best() {
 
 std::atomic<InstructionSet> chosen{best()};
 
-constexpr const char* names[] = {"baseline", "avx2", "avx512"};
+constexpr const char* names[] = {"baseline", "avx2", "avx512", "avx512vbmi"};
 
 }  // namespace
 

@@ -27,7 +27,7 @@ namespace thinwire {
 
 using index = std::int64_t;
 
-enum class InstructionSet { baseline, avx2, avx512 };
+enum class InstructionSet { baseline, avx2, avx512, avx512vbmi };
 
 // The best that this processor runs, unless `use_instruction_set` said otherwise.
 InstructionSet instruction_set();
@@ -36,8 +36,10 @@ InstructionSet instruction_set();
     namespace baseline { extern const Table name; }                          \
     THINWIRE_AVX(namespace avx2 { extern const Table name; })                \
     THINWIRE_AVX(namespace avx512 { extern const Table name; })              \
+    THINWIRE_AVX(namespace avx512vbmi { extern const Table name; })          \
     inline const Table& name() {                                             \
         switch (instruction_set()) {                                         \
+            THINWIRE_AVX(case InstructionSet::avx512vbmi: return avx512vbmi::name;) \
             THINWIRE_AVX(case InstructionSet::avx512: return avx512::name;)  \
             THINWIRE_AVX(case InstructionSet::avx2: return avx2::name;)      \
             default: return baseline::name;                                  \

@@ -2,6 +2,7 @@
 #include "simd/quantize.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "blocks.h"
 #include "ranges.h"
@@ -87,8 +88,10 @@ bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, add
 void quantize_levels(address x, index n, address starts, index stretches, index block, int bits, address level,
                      address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
                      index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
-    const LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
-                              at<const Pair>(cell), cells, crowd, cells_per_unit};
+    LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
+                        at<const Pair>(cell), cells, crowd, cells_per_unit};
+    const LevelBytes bytes(table, bits);
+    table.bytes = &bytes;
     const auto loop = quantize_loops().levels;
     encode(x, n, {starts, stretches, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
@@ -109,6 +112,30 @@ bool dequantize_levels(const std::vector<address>& codes, index code_bytes, addr
 }
 
 }  // namespace
+
+LevelBytes::LevelBytes(const LevelTable& table, int bits) : steps(0) {
+    const int intervals = 1 << bits, cells = std::min(table.cells, most_cells(bits)), merged = table.cells / cells;
+    for (int cell = 0; cell < 1024; ++cell) {
+        const int from = std::min(cell, cells - 1) * merged, to = from + merged;
+        const auto begin = [&](int fine) {
+            return fine < table.cells ? std::bit_cast<std::int32_t>(table.cell[fine].first) : std::max(intervals - 2, 0);
+        };
+        start[cell] = static_cast<std::uint8_t>(begin(from));
+        steps = std::max(steps, begin(to) - begin(from));
+    }
+    const auto split = [](std::uint8_t (&planes)[4][256], int j, float value) {
+        const auto word = std::bit_cast<std::uint32_t>(value);
+        for (int plane = 0; plane < 4; ++plane) planes[plane][j] = static_cast<std::uint8_t>(word >> (8 * plane));
+    };
+    for (int j = 0; j < 256; ++j) {
+        const int known = std::min(j, intervals - 1);
+        split(next, j, table.next[known]);
+        split(level, j, table.interval[known].first);
+        split(inverse_gap, j, table.interval[known].second);
+    }
+    cells_per_unit = table.cells_per_unit / static_cast<float>(merged);  // a power of 2: exact
+    last = static_cast<float>(cells - 1);
+}
 
 void bind_quantize(nb::module_& m) {
     m.def("quantize_uniform", quantize_uniform, without_gil());

@@ -112,6 +112,74 @@ struct GridLevels : FewLevels<B> {
 };
 #endif
 
+#if defined(__AVX512VBMI__)
+// All tables as bytes, 64 elements at once: what a cell begins in, then as many comparisons as it may hold levels.
+template <int B>
+struct ByteLevels {
+    static constexpr int bits = B;
+
+    ByteLevels(const LevelTable& table, float range)
+        : range(range), inverse(1.0f / range), first(table.level[0]), per_unit(table.bytes->cells_per_unit),
+          last(table.bytes->last), steps(table.bytes->steps), next(table.bytes->next), level(table.bytes->level),
+          inverse_gap(table.bytes->inverse_gap) {
+        for (int part = 0; part < parts; ++part) start[part] = ByteTable<8>(table.bytes->start + 256 * part);
+    }
+
+    // The intervals that 64 cells begin in.
+    __m512i begin(const i32* cell) const {
+        const __m512i low = bytes_of(cell);  // which leaves out all but the last 8 bits
+        if constexpr (parts == 1) return start[0][low];
+        if constexpr (parts > 1) {
+            const __mmask64 odd = have(cell, 256);
+            const __m512i here = _mm512_mask_blend_epi8(odd, start[0][low], start[1][low]);
+            if constexpr (parts == 2) return here;
+            if constexpr (parts == 4)
+                return _mm512_mask_blend_epi8(have(cell, 512), here,
+                                              _mm512_mask_blend_epi8(odd, start[2][low], start[3][low]));
+        }
+    }
+
+    __m512i codes(const f32* x, const f32* draw) const {
+        f32 y[4], found[4], gap[4], share[4];
+        i32 cell[4];
+        for (int k = 0; k < 4; ++k) {
+            y[k] = x[k] * inverse;
+            cell[k] = to_int(at_most(at_least((y[k] - first) * per_unit, f32{}), all(last)));
+        }
+        __m512i j = begin(cell);
+        for (int i = 0; i < steps; ++i) {
+            next.find(j, found);
+            j = one_more(j, not_below(y, found));
+        }
+        level.find(j, found);
+        inverse_gap.find(j, gap);
+        for (int k = 0; k < 4; ++k) share[k] = (y[k] - found[k]) * gap[k];
+        return one_more(j, below(draw, share));
+    }
+
+    float range, inverse, first, per_unit, last;
+    int steps;
+    static constexpr int parts = LevelBytes::most_cells(B) / 256;
+    ByteTable<8> start[parts];
+    FloatTable<B> next, level, inverse_gap;
+};
+
+template <bool Random, bool Lost, int B>
+inline void encode(const ByteLevels<B>& rule, const float* x, u32 walk, u32 step, std::uint8_t* codes, float* lost) {
+    f32 value[4], draw[4], said[4];
+    for (int k = 0; k < 4; ++k) {
+        value[k] = load<f32>(x + k * lanes);
+        draw[k] = Random ? unit(walk) : all(0.5f);
+        walk += step;
+    }
+    const __m512i code = rule.codes(value, draw);
+    _mm512_storeu_si512(codes, code);
+    if (!Lost) return;
+    rule.level.find(code, said);
+    for (int k = 0; k < 4; ++k) store(value[k] - rule.range * said[k], lost + k * lanes);
+}
+#endif
+
 // The codes of 64 elements, one per byte, and where asked for what they lose.
 template <bool Random, bool Lost, class Rule>
 inline void encode(const Rule& rule, const float* x, u32 walk, u32 step, std::uint8_t* codes, float* lost) {
@@ -182,6 +250,13 @@ void uniform(const float* x, index n, int bits, float range, Draws draws, uint8_
 void levels(const float* x, index n, int bits, const LevelTable& table, float range, Draws draws, uint8_t* out,
             float* lost) {
     if (!(range > 0)) return encode_nothing(x, n, bits, range, table.level[0], out, lost);
+#if defined(__AVX512VBMI__)
+    if (table.bytes && table.bytes->steps <= 8) switch (bits) {
+        case 6: return encode_by(ByteLevels<6>(table, range), x, n, draws, out, lost);
+        case 7: return encode_by(ByteLevels<7>(table, range), x, n, draws, out, lost);
+        case 8: return encode_by(ByteLevels<8>(table, range), x, n, draws, out, lost);
+    }
+#endif
     switch (bits) {
         case 1: return encode_by(FewLevels<1>(table, range), x, n, draws, out, lost);
         case 2: return encode_by(FewLevels<2>(table, range), x, n, draws, out, lost);

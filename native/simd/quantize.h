@@ -25,6 +25,20 @@ struct LevelTable {
     const Pair* cell;
     std::int32_t cells, crowd;
     float cells_per_unit;
+    const struct LevelBytes* bytes = nullptr;  // null: not made
+};
+
+// The same for instructions that look up 64 bytes at once: floats are 4 planes of bytes, and cells are fewer, so that one
+// may hold several levels.
+struct LevelBytes {
+    static constexpr int most_cells(int bits) { return bits == 8 ? 1024 : bits == 7 ? 512 : 256; }
+
+    alignas(64) std::uint8_t start[1024];  // by cell: the interval that it begins in
+    alignas(64) std::uint8_t next[4][256], level[4][256], inverse_gap[4][256];  // by interval
+    int steps;  // inner levels in a cell, at most
+    float cells_per_unit, last;
+
+    explicit LevelBytes(const LevelTable& table, int bits);
 };
 
 struct QuantizeLoops {

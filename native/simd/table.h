@@ -100,5 +100,79 @@ struct Table {
 #endif
 };
 
+#if defined(__AVX512VBMI__)
+// 2^K bytes, K at most 8, looked up by 64 bytes at once.
+template <int K>
+struct ByteTable {
+    __m512i parts[K <= 6 ? 1 : K == 7 ? 2 : 4];
+
+    ByteTable() = default;
+    explicit ByteTable(const std::uint8_t* from) {
+        for (auto& part : parts) part = _mm512_loadu_si512(from), from += 64;
+    }
+    __m512i operator[](__m512i at) const {
+        if constexpr (K <= 6) return _mm512_permutexvar_epi8(at, parts[0]);
+        if constexpr (K >= 7) {
+            const __m512i low = _mm512_permutex2var_epi8(parts[0], at, parts[1]);
+            if constexpr (K == 7) return low;
+            if constexpr (K == 8)
+                return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low,
+                                              _mm512_permutex2var_epi8(parts[2], at, parts[3]));
+        }
+    }
+};
+
+// 2^K floats, looked up by 64 bytes at once.
+template <int K>
+struct FloatTable {
+    ByteTable<K> planes[4];
+
+    FloatTable() = default;
+    explicit FloatTable(const std::uint8_t (&from)[4][256]) {
+        for (int i = 0; i < 4; ++i) planes[i] = ByteTable<K>(from[i]);
+    }
+    void find(__m512i at, f32* out) const {
+        // What unpacking in quarters of the register does to the order of fours is done to the indices beforehand.
+        at = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), at);
+        const __m512i a = planes[0][at], b = planes[1][at], c = planes[2][at], d = planes[3][at];
+        const __m512i ab = _mm512_unpacklo_epi8(a, b), AB = _mm512_unpackhi_epi8(a, b);
+        const __m512i cd = _mm512_unpacklo_epi8(c, d), CD = _mm512_unpackhi_epi8(c, d);
+        out[0] = (f32)_mm512_unpacklo_epi16(ab, cd);
+        out[1] = (f32)_mm512_unpackhi_epi16(ab, cd);
+        out[2] = (f32)_mm512_unpacklo_epi16(AB, CD);
+        out[3] = (f32)_mm512_unpackhi_epi16(AB, CD);
+    }
+};
+
+// 4 vectors of integers in 0..255, in order, as 64 bytes.
+inline __m512i bytes_of(const i32* v) {
+    const auto narrow = [&](int k) { return _mm512_cvtepi32_epi8((__m512i)v[k]); };
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(narrow(0)), narrow(1), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(narrow(2)), narrow(3), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// Where of 64 integers, in 4 vectors, a bit is set.
+inline __mmask64 have(const i32* v, int bit) {
+    const auto part = [&](int k) { return _mm512_test_epi32_mask((__m512i)v[k], _mm512_set1_epi32(bit)); };
+    return _mm512_kunpackd(_mm512_kunpackw(part(3), part(2)), _mm512_kunpackw(part(1), part(0)));
+}
+
+// Where of 64 elements a is below b.
+inline __mmask64 below(const f32* a, const f32* b) {
+    const auto part = [&](int k) { return _mm512_cmp_ps_mask((__m512)a[k], (__m512)b[k], _CMP_LT_OQ); };
+    return _mm512_kunpackd(_mm512_kunpackw(part(3), part(2)), _mm512_kunpackw(part(1), part(0)));
+}
+
+inline __mmask64 not_below(const f32* a, const f32* b) {
+    const auto part = [&](int k) { return _mm512_cmp_ps_mask((__m512)a[k], (__m512)b[k], _CMP_GE_OQ); };
+    return _mm512_kunpackd(_mm512_kunpackw(part(3), part(2)), _mm512_kunpackw(part(1), part(0)));
+}
+
+inline __m512i one_more(__m512i v, __mmask64 where) {
+    return _mm512_mask_add_epi8(v, where, v, _mm512_set1_epi8(1));
+}
+#endif
+
 }  // namespace
 }  // namespace thinwire::THINWIRE_INSTRUCTION_SET
