@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire as tw
 from helpers.models import digest, mlp
 from helpers.specs import BUCKETWISE, every_spec
-from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, loss_of
+from helpers.training import MANY_BUCKETS, assert_replicas_equal, loss_of
 from helpers.world import run_world
 from thinwire import checkpoint
 from thinwire.core.layout import Layout
@@ -44,41 +44,54 @@ def through_a_file(state):
     return torch.load(file, weights_only=True)
 
 
-def _save_and_go_on(spec, feedback, folder):
-    model, optimizer, wire = start(MANY_BUCKETS, spec, feedback)
-    run(model, optimizer, range(4))
-    state = {
-        "model": model.module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "wire": wire.state_dict(),
-    }
-    torch.save(state, f"{folder}/{dist.get_rank()}.pt")
-    run(model, optimizer, range(4, 9))
-    wire.close()
-    return digest(model), wire.stats()["steps"]
+def _file(folder, spec):
+    return f"{folder}/{every_spec().index(spec)}-{dist.get_rank()}.pt"
 
 
-def _resume(spec, feedback, folder, bucket_cap_mb):
-    model, optimizer, wire = start(bucket_cap_mb, spec, feedback)
-    state = torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=True)
-    model.module.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    wire.load_state_dict(state["wire"])
-    run(model, optimizer, range(4, 9))
-    wire.close()
-    return digest(model), wire.stats()["steps"]
+def _save_and_go_on(feedback, folder):
+    """{spec: weights, steps} in the end, of runs that saved everything half-way."""
+    ends = {}
+    for spec in every_spec():
+        model, optimizer, wire = start(MANY_BUCKETS, spec, feedback)
+        run(model, optimizer, range(4))
+        state = {
+            "model": model.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "wire": wire.state_dict(),
+        }
+        torch.save(state, _file(folder, spec))
+        run(model, optimizer, range(4, 9))
+        wire.close()
+        ends[spec] = digest(model), wire.stats()["steps"]
+    return ends
+
+
+def _resume(feedback, folder, bucket_cap_mb, specs):
+    ends = {}
+    for spec in specs:
+        model, optimizer, wire = start(bucket_cap_mb, spec, feedback)
+        state = torch.load(_file(folder, spec), weights_only=True)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        wire.load_state_dict(state["wire"])
+        run(model, optimizer, range(4, 9))
+        wire.close()
+        ends[spec] = digest(model), wire.stats()["steps"]
+    return ends
 
 
 @pytest.mark.parametrize("feedback", ["auto", True])
-@pytest.mark.parametrize("spec", every_spec())
-def test_resume_is_bit_identical_in_new_processes_and_other_buckets(spec, feedback, tmp_path):
+def test_resume_is_bit_identical_in_new_processes_and_other_buckets(feedback, tmp_path):
     """Two ranks, because a float sum of more depends on where in its bucket a tensor lies (all-reduce slices)."""
-    gone_on = run_world(_save_and_go_on, 2, spec, feedback, str(tmp_path))
-    for cap in (MANY_BUCKETS,) if spec.startswith(BUCKETWISE) else (MANY_BUCKETS, 25):
-        resumed = run_world(_resume, 2, spec, feedback, str(tmp_path), cap)
-        for (weights, steps), (expected, expected_steps) in zip(resumed, gone_on, strict=True):
-            assert steps == expected_steps == 9
-            assert_equal(weights, expected)
+    gone_on = run_world(_save_and_go_on, 2, feedback, str(tmp_path))
+    free = [spec for spec in every_spec() if not spec.startswith(BUCKETWISE)]
+    for cap, specs in ((MANY_BUCKETS, every_spec()), (25, free)):
+        resumed = run_world(_resume, 2, feedback, str(tmp_path), cap, specs)
+        for each, uninterrupted in zip(resumed, gone_on, strict=True):
+            for spec in specs:
+                (weights, steps), (expected, expected_steps) = each[spec], uninterrupted[spec]
+                assert steps == expected_steps == 9
+                assert all(torch.equal(*both) for both in zip(weights, expected, strict=True)), spec
 
 
 def _distributed_checkpoint(folder):

@@ -41,7 +41,7 @@ def test_an_error_on_the_lane_surfaces_in_training_with_its_traceback():
     assert code == 1 and "could not be exchanged" in err
 
 
-@pytest.mark.parametrize("spec", ["fp32", "fp16", "qsgd"])
+@pytest.mark.parametrize("spec", ["fp32", pytest.param("fp16", marks=pytest.mark.full), "qsgd"])
 def test_a_rank_that_dies_mid_step_is_an_error_everywhere_else(spec):
     dying = f"""
 wire = tw.attach(model, {spec!r})
@@ -83,7 +83,7 @@ LEAVING = {
 }
 
 
-@pytest.mark.parametrize("spec", ["fp16", "qsgd"])
+@pytest.mark.parametrize("spec", [pytest.param("fp16", marks=pytest.mark.full), "qsgd"])
 @pytest.mark.parametrize("way", LEAVING)
 def test_every_way_to_leave_is_clean(way, spec):
     for code, _, err in ends(f"wire = tw.attach(model, {spec!r}); train(model, 3)\n{LEAVING[way]}", 2):
