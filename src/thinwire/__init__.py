@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from thinwire.lab.cost.advise import advise
 
 __all__ = [
-    "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "NUQSGD", "QSGD", "THC", "TNQ", "TQ", "AllReduce",
-    "Choco", "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "LocalSteps", "Natural",
-    "PowerGossip", "PowerSGD", "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC",
+    "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "NUQSGD", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
+    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "LocalSteps", "Natural", "PowerGossip",
+    "PowerSGD", "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC",
     "Wire", "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "log_to", "register", "scheme",
     "theory",
 ]  # fmt: skip

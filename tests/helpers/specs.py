@@ -6,7 +6,7 @@ VARIANTS = {
     "powersgd": ("powersgd(factor_rank=2, sided='one')",),
     "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)", "qsgd(bits=3, range='norm')"),
     "randomk": ("randomk(density=0.1, values='qsgd(bits=4)')",),
-    "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')",),
+    "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')", "regtopk(density=0.1, guard=1000)"),
     "topk": ("topk(density=0.1, values='qsgd(bits=4)')",),
     "topkc": ("topkc(density=0.2, chunk=8, values='fp32')",),
     "tnq": (

@@ -26,8 +26,8 @@ class QSGD(Codec):
     Differs from the paper: the range is the block's maximum instead of the 2-norm, which is never narrower, and the
     codes have a fixed width instead of an entropy code, so the size is known before the data.
 
-    `range="norm"` is the paper's: m_j = |block j|, and the levels are a sign, 0 and 2^(bits-1) - 1 even magnitudes up to
-    m (of 2^bits codes one goes unused). The paper has one m for all of the gradient: `block=2**30` has one per tensor.
+    `range="norm"` is the paper's: m_j = |block j|, and levels are a sign, 0 and 2^(bits-1) - 1 even magnitudes up to m
+    (one code of 2^bits goes unused). The paper has one m for the whole gradient; a huge `block` has one per tensor.
     """
 
     bits: int = 4  # lower => fewer bytes, more error
