@@ -85,8 +85,8 @@ class Memory:
             return
         mirror = self._mirrors.get((name, key))
         if mirror is None:
-            kind = {"dtype": tensor.dtype, "device": "cpu", "pin_memory": tensor.is_cuda}
-            mirror = self._mirrors[name, key] = torch.zeros(tensor.shape, **kind)
+            mirror = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+            self._mirrors[name, key] = mirror
         mirror.copy_(tensor, non_blocking=True)
 
     def shown(self, key: str) -> float:

@@ -35,8 +35,8 @@ class RegTopK(Scheme):
     last that was accepted becomes 0, and nothing else changes: what was sent in that round is gone.
 
     Memory: one number per entry, finite, below 0 where the entry was sent last round. A round whose mean is not finite
-    leaves it as it was. `stats()["resent"]`: the share of all sent entries that had been sent the round before, too.
-    Only on those the factor can act.
+    leaves it as it was. `stats()["resent"]`: the share of all sent entries that had been sent the round before, too. At
+    a vanishing mu, which is Top-k, those are the entries that the factor could act on; else those that it let pass.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
