@@ -20,6 +20,7 @@ from thinwire.schemes.cast import BF16, FP16, FP32, FP64
 from thinwire.schemes.eden import EDEN
 from thinwire.schemes.natural import Natural
 from thinwire.schemes.nq import NQ
+from thinwire.schemes.nuqsgd import NUQSGD
 from thinwire.schemes.powersgd import PowerSGD
 from thinwire.schemes.qsgd import QSGD
 from thinwire.schemes.randomk import RandomK
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from thinwire.lab.cost.advise import advise
 
 __all__ = [
-    "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
+    "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "NUQSGD", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
     "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "LocalSteps", "Natural", "PowerGossip",
     "PowerSGD", "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC",
     "Wire", "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "log_to", "register", "scheme",

@@ -207,6 +207,18 @@ def test_a_loss_scale_is_followed_without_a_wait(monkeypatch):
     same(found, wanted, spec)
 
 
+@pytest.mark.parametrize("denominator", ["previous", "current"])
+def test_what_was_sent_again_is_told_without_a_wait(denominator, monkeypatch):
+    spec = f"regtopk(density=0.3, denominator={denominator!r})"
+    plain = wire(spec, Rehearsal(WORKERS, lambda: None))
+    train(plain, 3)
+    with monkeypatch.context() as patch, on_a_device(patch) as device:
+        reducer = wire(spec, Played(device, WORKERS))
+        train(reducer, 3, device.bring)
+        told = reducer.stats()["resent"]
+    assert told == plain.stats()["resent"] > 0
+
+
 class HostStage:
     """A device whose memory is CPU memory, too: what a stage does, by plain copies."""
 

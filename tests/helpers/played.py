@@ -123,10 +123,12 @@ class Device(TorchDispatchMode):
                 raise HostWait(f"{name} of what is on the device")
         result = func(*args, **kwargs)
         made = [each for each in tree_flatten(result)[0] if isinstance(each, torch.Tensor)]
+        if _fetches(name, args, kwargs, self.here):
+            made = []
         self.held += [each.untyped_storage() for each in made]
         if on_device:
             self.here.update(_key(each) for each in made)
-            written = _written(func, args, kwargs)
+            written = [] if _fetches(name, args, kwargs, self.here) else _written(func, args, kwargs)
             if not func.is_view:
                 self.here.update(_key(each) for each in written)
                 number = self.step(self.current)
@@ -146,6 +148,13 @@ class Device(TorchDispatchMode):
 
 def _key(tensor):
     return tensor.untyped_storage()._cdata
+
+
+def _fetches(name, args, kwargs, here):
+    """Whether this is a copy to the host's memory that nobody waits for: it stays the host's."""
+    if name != "aten::copy_" or _key(args[0]) in here:
+        return False
+    return args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
 
 
 def _written(func, args, kwargs):

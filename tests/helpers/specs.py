@@ -4,9 +4,9 @@ from thinwire.schemes import parse, registry
 
 VARIANTS = {
     "powersgd": ("powersgd(factor_rank=2, sided='one')",),
-    "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)"),
+    "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)", "qsgd(bits=3, range='norm')"),
     "randomk": ("randomk(density=0.1, values='qsgd(bits=4)')",),
-    "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')",),
+    "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')", "regtopk(density=0.1, guard=1000)"),
     "topk": ("topk(density=0.1, values='qsgd(bits=4)')",),
     "topkc": ("topkc(density=0.2, chunk=8, values='fp32')",),
     "tnq": (
@@ -20,6 +20,7 @@ VARIANTS = {
     ),
     "tq": ("tq(bits=3, group='tensor')",),
     "nq": ("nq(group='tensor')",),
+    "nuqsgd": ("nuqsgd(bits=3, group='tensor')", "nuqsgd(bits=7, range='max')"),
     "thc": ("thc(bits=2, rotate=30)", "thc(bits=8)", "thc(saturate=True)"),
     "eden": ("eden(bits=3, rotate=30)",),
     "terngrad": ("terngrad(clip=2.5)",),

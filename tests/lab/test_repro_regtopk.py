@@ -1,16 +1,20 @@
 """The reproduction's parts: its toy holds, its claims follow from what was measured, its tables are whole."""
 
 import pytest
+import torch
 
 from thinwire.lab.repro import regtopk as repro
+from thinwire.lab.repro.regtopk import images, regression, toy
+from thinwire.lab.repro.regtopk.images import UNCOMPRESSED, ImageRun, Outcome, rows_at
+from thinwire.lab.repro.regtopk.resnet import resnet18
 from thinwire.lab.tasks import datasets
 
 
 def test_the_toys_claims_hold():
     claims = []
-    table = repro._toy_table(claims)
+    table = toy.toy_table(claims)
     assert [claim.holds for claim in claims] == [True, True, True]
-    assert [row[0] for row in table.rows] == list(repro.TOY_STEPS)
+    assert [row[0] for row in table.rows] == list(toy.TOY_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -23,27 +27,109 @@ def test_the_toys_claims_hold():
     ],
 )
 def test_every_seed_counts_for_the_regressions_claims(name, ends, holds):
-    assert repro._regression_claim(name, ends).holds is holds
+    assert regression._regression_claim(name, ends).holds is holds
 
 
-def test_the_margin_on_images_is_reported_as_it_is():
-    for margins, verdict in (([1.0, 1.1, 0.9], "holds"), ([1.0, -0.5, 0.4], "level"), ([-1.0, -1.1, -0.9], "fails")):
-        claim = repro._image_claim("anywhere", margins)
-        assert claim.verdict == verdict and claim.source == "paper"
-    assert claim.measured.startswith("-1.0 ±0.2 points")
+def outcomes(**accuracies):
+    """Runs at 0.1%, one accuracy a seed: bare and full Top-k and RegTop-k."""
+    rows = dict(zip(("bare", "bare_reg", "topk", "regtopk"), rows_at(0.001), strict=False))
+    return {(0.001, rows[name]): [Outcome(each) for each in found] for name, found in accuracies.items()}
+
+
+def test_the_margins_on_images_are_reported_as_they_are():
+    runs = outcomes(
+        bare=[20.0, 21.0, 22.0], bare_reg=[20.0, 20.5, 23.0], topk=[30.0, 31.0, 32.0], regtopk=[31.0, 32.1, 32.9]
+    )
+    claims = images.claims_of("anywhere", 0.001, runs)
+    assert [claim.verdict for claim in claims] == ["holds", "holds", "holds", "level"]
+    assert [claim.source for claim in claims] == ["paper", "ours", "ours", "ours"]
+    assert claims[0].measured.startswith("+1.0 ±0.2 points")
+    near = images.claims_of("anywhere", 0.001, {key: [each] * 1 for key, (each, *_) in runs.items()})
+    assert [claim.verdict for claim in near] == ["holds"] * 4
+    less = outcomes(
+        bare=[29.0, 30.0, 31.0], bare_reg=[28.0, 29.1, 29.9], topk=[30.0, 31.0, 32.0], regtopk=[29.0, 30.1, 30.9]
+    )
+    assert [claim.verdict for claim in images.claims_of("anywhere", 0.001, less)] == [
+        "fails",
+        "holds",
+        "fails",
+        "fails",
+    ]
+    assert images.claims_of("anywhere", 0.0001, runs) == []
 
 
 def test_the_tables_hold_every_scheme_and_setting(monkeypatch):
-    tiny = repro.Regression.draw(0, workers=3, points=20, size=10)
-    monkeypatch.setattr(repro.Regression, "draw", lambda seed: tiny)
-    monkeypatch.setattr(repro, "ROUNDS", (1, 2, 3))
-    monkeypatch.setattr(repro.ImageRun, "accuracy", lambda run, scheme, dataset, seed: 50.0 + seed)
+    tiny = regression.Regression.draw(0, workers=3, points=20, size=10)
+    monkeypatch.setattr(regression.Regression, "draw", lambda seed: tiny)
+    monkeypatch.setattr(regression, "ROUNDS", (1, 2, 3))
+    monkeypatch.setattr(regression, "LONG", 4)
+    monkeypatch.setattr(ImageRun, "outcome", lambda run, row, dataset, seed: Outcome(50.0 + seed, 0.01, 0.1))
     monkeypatch.setattr(datasets, "embedded_images", lambda: None)
     said = repro.reproduce(False, None, 2, lambda text: None)
-    regression, _, images = said.tables
-    assert {(row[0], row[1]) for row in regression.rows} == {
-        (density, name) for density in (0.4, 0.5, 0.55, 0.6, 0.9) for name in repro._schemes(density)
+    curve, mus, guard, _, pictures, local = said.tables
+    assert {(row[0], row[1]) for row in curve.rows} == {
+        (density, name) for density in (0.4, 0.5, 0.55, 0.6, 0.9) for name in regression._schemes(density)
     }
-    assert len(images.rows) == 2 * 5 and all(row[3] == "+0.0 ± 0.0" for row in images.rows)
+    assert [row[0] for row in mus.rows] == list(regression.MUS) and len(guard.rows) == 2
+    assert len(pictures.rows) == 1 + 2 * 5 and pictures.rows[1][3] == "+0.0 ±0.0"
+    assert len(local.rows) == 2 * len(images.LOCAL)
     assert all(len(row) == len(table.columns) for table in said.tables for row in table.rows)
-    assert sum(repro.CLAIMED_FOR_IMAGES in claim.claim for claim in said.claims) == 2
+    assert sum("both with feedback" in claim.claim for claim in said.claims) == 2
+
+
+def test_what_is_there_when_somebody_stops_it_is_kept(monkeypatch):
+    """The seeds that all rows have."""
+    rows, made = [(0.0, UNCOMPRESSED), *((0.001, row) for row in rows_at(0.001))], []
+
+    def outcome(run, row, dataset, seed):
+        if len(made) == 2 * len(rows) + 3:
+            raise KeyboardInterrupt
+        made.append(row)
+        return Outcome(50.0)
+
+    monkeypatch.setattr(ImageRun, "outcome", outcome)
+    runs = images.train(ImageRun(rounds=1), rows, 5, None, lambda text: None)
+    assert list(runs) == rows and all(len(found) == 2 for found in runs.values())
+    assert "2 seeds" in images.image_table("anywhere", runs).title
+
+
+def test_the_net_is_resnet_18():
+    """At its own width it has the weights that are published for CIFAR-10's: 11.17 million."""
+    assert sum(p.numel() for p in resnet18(3, width=64).parameters()) == 11_173_962
+    assert resnet18(1, width=2)(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 10)
+
+
+def few():
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (120, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(120) % 2
+    pictures[labels == 1, :, :4] //= 4
+    examples = datasets.Examples(pictures, labels)
+    return datasets.Dataset(examples, examples)
+
+
+def test_images_learn_and_local_steps_leave_no_trace_of_their_way():
+    dataset, row = few(), rows_at(0.05)[3]
+    trained = ImageRun(rounds=25, workers=2, width=2).outcome(row, dataset, 0)
+    assert trained.accuracy > 75 and 0 < trained.resent < 1
+    still = ImageRun(rounds=2, workers=2, width=2, local=3, rate=0.0)
+    before = [p.clone() for p in _model(still, dataset)]
+    after = _model(ImageRun(rounds=0, workers=2, width=2), dataset)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _model(run, dataset):
+    """The weights that a run ends with."""
+    made = []
+    whole = images.resnet18
+
+    def remembered(*arguments, **options):
+        made.append(whole(*arguments, **options))
+        return made[-1]
+
+    images.resnet18 = remembered
+    try:
+        run.outcome(rows_at(0.05)[3], dataset, 0)
+    finally:
+        images.resnet18 = whole
+    return list(made[0].parameters())

@@ -12,6 +12,7 @@ from thinwire.schemes import parse
 SPECS = (
     "fp16", "tnq(bits=4)", "tnq(bits=3, group='tensor')", "tnq(budget=3.2)", "tq(bits=2)", "nq(bits=4)", "thc",
     "thc(saturate=True)", "eden(bits=2)", "signsgd", "tnq(model='powerlaw')",
+    "qsgd(bits=3, range='norm')", "nuqsgd(bits=2)",
 )  # fmt: skip
 STEPS = 2
 ENTRIES = 2 * 512 * 512
@@ -45,6 +46,8 @@ def test_bits_and_scales(workers):
             "thc(saturate=True)": 4 + 32 / 4096,
             "eden(bits=2)": 2 + 32 / 1024,
             "signsgd": 1,
+            "qsgd(bits=3, range='norm')": 3 + 32 / 1024,
+            "nuqsgd(bits=2)": 2 + 32 / 1024,
         }
         for spec, cost in expected.items():
             assert bits[spec] == pytest.approx(cost, rel=0.02), spec

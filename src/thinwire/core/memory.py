@@ -32,6 +32,7 @@ class Memory:
         self._tensors: dict[tuple[str, str], Tensor] = {}
         self._flats: dict[tuple[str, tuple[str, ...]], Tensor] = {}
         self._keys: dict[str, list[str]] = {}  # of each parameter
+        self._mirrors: dict[tuple[str, str], Tensor] = {}  # in CPU memory, of what lives on a device
         self._stash: dict[tuple[str, str], Tensor] = {}
         self._stashed: set[str] = set()
         self._sound = True  # all means that were judged since
@@ -76,6 +77,25 @@ class Memory:
                 del self._flats[other]
             self._flats[key, layout.names] = flat
         return flat
+
+    def show(self, name: str, key: str) -> None:
+        """Have what is remembered now be `shown`, some time after. No device is waited for."""
+        tensor = self._tensors[name, key]
+        if kernels.at_hand(tensor):
+            return
+        mirror = self._mirrors.get((name, key))
+        if mirror is None:
+            mirror = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+            self._mirrors[name, key] = mirror
+        mirror.copy_(tensor, non_blocking=True)
+
+    def shown(self, key: str) -> float:
+        """The sum of a number of all parameters; on a device as it was `shown` last, 0 before that."""
+        total = 0.0
+        for (name, own), tensor in self._tensors.items():
+            seen = tensor if kernels.at_hand(tensor) else self._mirrors.get((name, own))
+            total += float(seen) if own == key and seen is not None else 0.0
+        return total
 
     def multiply(self, key: str, factor: float) -> None:
         """`key` of every parameter that has it, times `factor`."""

@@ -53,10 +53,15 @@ class Message:
     def nbytes(self, layout: Layout, count: int) -> int:
         return self._value_bytes(layout, count) + kernels.index_bytes(count, layout.numel)
 
-    def encode(self, bucket: Bucket, places: Tensor, out: Tensor) -> None:
-        """`places`: int32, ascending. All else is lost, and so is what the values' rounding takes away."""
+    def encode(self, bucket: Bucket, places: Tensor, out: Tensor, share: float = 1.0) -> None:
+        """`places`: int32, ascending. All else is lost, and so is what the values' rounding takes away.
+
+        Values travel times `share`; what is lost is in the bucket's own units.
+        """
         flat, lost, count = bucket.flat, bucket.lost, places.numel()
         values = kernels.gather(flat, places, out=bucket.scratch.take("sparse-values", count, flat.dtype, flat.device))
+        if share != 1.0:
+            values.mul_(share)
         rounding = None
         if lost is not None:
             rounding = bucket.scratch.take("sparse-rounding", count, flat.dtype, flat.device)
@@ -64,6 +69,8 @@ class Message:
         part = replace(bucket, flat=values, layout=kept_layout(bucket.layout, count), lost=rounding, out=None)
         self.values.encode(part, self.values.level, out[:size])
         if rounding is not None and lost is not None:
+            if share != 1.0:
+                rounding.div_(share)
             kernels.put_(lost if lost is flat else lost.copy_(flat), places, rounding)
         kernels.encode_indices(places, flat.numel(), out=out[size:])
 

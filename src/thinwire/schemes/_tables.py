@@ -99,6 +99,31 @@ def laplace_blocks(bits: int, block: int, threshold: float) -> kernels.Levels:
     return laplace(bits, min(threshold, math.log(block) + 0.58))
 
 
+@lru_cache(maxsize=64)
+def signed(bits: int, spacing: str) -> kernels.Levels:
+    """A sign and 2^(bits-1) - 1 magnitudes up to 1, and 0: magnitudes "even", or "halves", 1 and 1/2 and so on.
+
+    That leaves one code over. It stands for a level beyond 1, which nothing within the range is rounded to.
+    """
+    count = (1 << bits - 1) - 1
+    if spacing == "even":
+        magnitudes = [number / count for number in range(1, count + 1)]
+    else:
+        magnitudes = [2.0 ** (number - count) for number in range(1, count + 1)]
+    beyond = 2 * magnitudes[-1] - magnitudes[-2] if count > 1 else 2.0
+    return kernels.Levels.of([*(-each for each in reversed(magnitudes)), 0.0, *magnitudes, beyond])
+
+
+def norms(bucket: Bucket, block: int, out: Tensor) -> None:
+    """out = the 2-norm of every group; the largest magnitude where float32 cannot hold the sum of squares."""
+    largest = bucket.scratch.take("norms-largest", out.numel(), out.dtype, out.device)
+    square = bucket.scratch.take("norms-square", out.numel(), out.dtype, out.device)
+    kernels.block_statistics(bucket.flat, bucket.layout.starts, block, absmax=largest, square=square)
+    held = (square > 2.0**-100) & (square < torch.inf)
+    # Of one entry alone the root may be rounded to below it.
+    torch.where(held, torch.maximum(square.sqrt_(), largest), largest, out=out)
+
+
 def coarse(ratio: Tensor) -> Tensor:
     """`ratio` up to the next 16th of a binary order: few enough values for their tables to be kept."""
     return torch.exp2(torch.ceil(torch.log2(ratio.double()) * 16) / 16).to(ratio.dtype)

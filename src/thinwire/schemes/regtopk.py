@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,18 +29,27 @@ class RegTopK(Scheme):
 
     `denominator="current"` is the second form in print: D = (n G - b) / a, over what the worker has now. It
     is not equivalent, and does not reproduce the authors' regression.
+    `weights`: G is the sum of w_i a_i instead of the mean, w_i a worker's share of all weights; 1 + D = G / (w_i b).
+    Tensors that travel exact stay the plain mean: with weights, exempt none.
+    `guard`: the authors' rule against what rounding throws back. A G at least so many times as long, squared, as the
+    last that was accepted becomes 0, and nothing else changes: what was sent in that round is gone.
 
-    Memory: one number per entry, finite. A round whose mean is not finite leaves it as it was.
+    Memory: one number per entry, finite, below 0 where the entry was sent last round. A round whose mean is not finite
+    leaves it as it was. `stats()["resent"]`: the share of all sent entries that had been sent the round before, too. At
+    a vanishing mu, which is Top-k, those are the entries that the factor could act on; else those that it let pass.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
     mu: float = 1.0  # lower => closer to Top-k
     denominator: str = "previous"  # "current": the other form in print
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
+    weights: tuple[float, ...] | None = None  # of every worker, in their order; None: all alike
+    guard: float | None = None  # lower => more rounds are rejected; the authors have 100; of each bucket by itself
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
+    shared_state: ClassVar[frozenset[str]] = frozenset({"accepted"})
     summary: ClassVar[str] = "Top-k that learns from what came back which entries cancel; the same bytes"
 
     def __post_init__(self) -> None:
@@ -48,6 +58,10 @@ class RegTopK(Scheme):
             raise ValueError(f"regtopk: mu must be above 0, got {self.mu!r}")
         if self.denominator not in ("previous", "current"):
             raise ValueError(f"regtopk: denominator must be 'previous' or 'current', got {self.denominator!r}")
+        if self.weights is not None:
+            _check_weights(self.weights)
+        if self.guard is not None and not (isinstance(self.guard, int | float) and self.guard > 1):
+            raise ValueError(f"regtopk: guard must be above 1, or None, got {self.guard!r}")
         _ = self._message
 
     @property
@@ -63,25 +77,37 @@ class RegTopK(Scheme):
         return density_knob(self.density)
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
+        device = like.device
+        counts = {key: torch.zeros((), dtype=torch.int64, device=device) for key in ("sent", "resent")}
+        if self.guard is not None:
+            counts["accepted"] = torch.zeros((), dtype=like.dtype, device=device)
         if self.denominator == "previous":
-            return {"factor": torch.ones(like.shape, dtype=like.dtype, device=like.device)}
+            return {"factor": torch.ones(like.shape, dtype=like.dtype, device=device)} | counts
         # n G - b of the entries sent last round; "huge" says of all others that they were not sent.
         huge = torch.finfo(like.dtype).max
-        return {"others": torch.full(like.shape, huge, dtype=like.dtype, device=like.device)}
+        return {"others": torch.full(like.shape, huge, dtype=like.dtype, device=device)} | counts
+
+    def report(self, memory: Memory) -> dict[str, float]:
+        return {"resent": memory.shown("resent") / max(memory.shown("sent"), 1.0)}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         layout, device = bucket.layout, bucket.flat.device
-        count = kept(level, layout.numel)
+        count, share = kept(level, layout.numel), self._share(bucket)
         places = bucket.scratch.take("places", count, torch.int32, device)
         bucket = self._choose(bucket, memory, places)
+        self._count(bucket, memory, places)
         flat = bucket.flat
-        had = kernels.gather(flat, places, out=bucket.scratch.take("had", count, flat.dtype, device))
+        had = kernels.gather(flat, places, out=bucket.scratch.take("had", count, flat.dtype, device)).mul_(share)
         # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
         codec, say = TopK(self.density, self.values), self._message.encode
-        mean = yield Mean(codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out), exact=True)
+        mean = yield Mean(
+            codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out, share), exact=True
+        )
         if bucket.verdict.finite or not kernels.seen_nonfinite(mean):
             total = kernels.gather(mean, places, out=bucket.scratch.take("total", count, flat.dtype, device))
             self._remember(bucket, memory, places, had, total.mul_(bucket.workers))
+            if self.guard is not None:
+                self._judge(mean, memory[layout.names[0], "accepted"], self.guard)
         return mean
 
     def rescale(self, memory: Memory, factor: float) -> None:
@@ -104,11 +130,39 @@ class RegTopK(Scheme):
         kernels.top_k(bucket.flat, count, factor, out=places)
         return bucket
 
+    def _share(self, bucket: Bucket) -> float:
+        """What this worker's entries are multiplied by, so that their mean is the weighted sum."""
+        if self.weights is None:
+            return 1.0
+        if len(self.weights) != bucket.workers:
+            raise ValueError(f"regtopk: weights of {len(self.weights)} workers were given to {bucket.workers}")
+        return bucket.workers * self.weights[bucket.worker] / math.fsum(self.weights)
+
+    def _count(self, bucket: Bucket, memory: Memory, places: Tensor) -> None:
+        """Take note how many of the entries about to be sent were sent last round."""
+        key, name = "factor" if self.denominator == "previous" else "others", bucket.layout.names[0]
+        last = memory.flat(key, bucket.layout)
+        last = kernels.gather(last, places, out=bucket.scratch.take("last", places.numel(), last.dtype, last.device))
+        again = torch.signbit(last) if key == "factor" else last != torch.finfo(last.dtype).max
+        memory[name, "resent"].add_(again.sum())
+        memory[name, "sent"].add_(places.numel())
+        memory.show(name, "resent")
+        memory.show(name, "sent")
+
+    def _judge(self, mean: Tensor, accepted: Tensor, guard: float) -> None:
+        """Make the mean 0 if it is too long, else remember how long it is. What is not finite stays to be seen."""
+        length = mean.square().sum()
+        finite = torch.isfinite(length)
+        rejected = finite & (accepted > 0) & (length >= guard * accepted)
+        accepted.copy_(torch.where(finite & ~rejected, length, accepted))
+        mean.masked_fill_(rejected, 0.0)
+
     def _remember(self, bucket: Bucket, memory: Memory, places: Tensor, had: Tensor, total: Tensor) -> None:
         if self.denominator == "previous":
-            key, rest, news = "factor", 1.0, self._squash(total.div_(had))
+            # Top-k looks at magnitudes: the sign is free to say that the entry was sent.
+            key, rest, news = "factor", 1.0, self._squash(total.div_(had)).neg_()
         else:
-            key, rest, news = "others", torch.finfo(total.dtype).max, total.sub_(had)
+            key, rest, news = "others", torch.finfo(total.dtype).max, total.sub_(had).div_(self._share(bucket))
         kept = memory.flat(key, bucket.layout)
         if kernels.at_hand(kept):
             kernels.put_(kept.fill_(rest), places, news)
@@ -120,3 +174,9 @@ class RegTopK(Scheme):
     def _squash(self, ratio: Tensor) -> Tensor:
         """tanh(|ratio| / mu), and 1 where the ratio is 0/0: nothing was sent, so nothing was cancelled."""
         return ratio.abs_().mul_(1 / self.mu).tanh_().nan_to_num_(nan=1.0)
+
+
+def _check_weights(weights: object) -> None:
+    numbers = weights if isinstance(weights, tuple) else ()
+    if not numbers or not all(isinstance(each, int | float) and 0 < each < math.inf for each in numbers):
+        raise ValueError(f"regtopk: weights must be numbers above 0, such as (1, 2, 1), got {weights!r}")

@@ -36,17 +36,18 @@ class TNQ(Codec):
     `model="powerlaw"` fits a power-law tail instead, and takes the threshold with the least predicted error.
     `budget` replaces `bits`: an average per coordinate, shared out over a bucket's tensors by the bound.
 
-    Ours, not the paper's: the scale uses two moments instead of mean |x|, and belongs to 1024 entries, since real
-    gradients are sparser and less alike than Laplace; a range never exceeds the largest entry, so constant tensors are
-    exact from 2 bits on; a tensor (not a block) is not truncated where one entry holds most of its energy; inside the
-    knee of a power law the density is even; and the closed forms are derived from the published bound.
+    Ours: the scale uses two moments instead of mean |x|, the plain Laplace fit (which estimator the paper has is not
+    known to us), and belongs to 1024 entries, since real gradients are sparser and less alike than Laplace; a range
+    never exceeds the largest entry, so constant tensors are exact from 2 bits on; a tensor (not a block) is not
+    truncated where one entry holds most of its energy; inside the knee of a power law the density is even; and the
+    closed forms are derived from the published bound.
     """
 
     bits: int = 4  # lower => fewer bytes, more error
     group: str | int = "auto"  # what shares a scale: "tensor" or a number of entries; auto: 1024, power laws: tensor
     model: str = "laplace"  # "powerlaw" for heavier tails
     constant: str = "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
-    scale: str = "moments"  # how the scale is estimated; "mean" => the paper's mean |x|, best on pure Laplace data
+    scale: str = "moments"  # how the scale is estimated; "mean" => mean |x|, the plain Laplace fit
     levels: str = "nonuniform"  # of the power law: also "uniform", "biscaled"
     budget: float | None = None  # bits per coordinate on average, instead of `bits`
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
 Progress = Callable[[str], None]  # called with what is being measured, in words
+Plan = TypeVar("Plan", bound=Hashable)
+Outcome = TypeVar("Outcome")
 
 # Where an expectation comes from. The papers' numbers are not ours to quote from memory: what is a paper's is the
 # sentence. Numbers are what the authors' published code gave when we ran it, or what we derived ourselves.
@@ -42,6 +44,17 @@ class Claim:
 def told(holds: bool) -> str:
     """The verdict on what does not vary from run to run."""
     return "holds" if holds else "fails"
+
+
+def kept(plans: Iterable[Plan], run: Callable[[Plan], Outcome]) -> dict[Plan, Outcome]:
+    """What each plan came to, in their order. Stopped by Ctrl-C: what is there by then, for a shorter table."""
+    found: dict[Plan, Outcome] = {}
+    try:
+        for plan in plans:
+            found[plan] = run(plan)
+    except KeyboardInterrupt:
+        pass
+    return found
 
 
 @dataclass(frozen=True)
