@@ -38,13 +38,15 @@ class RunPlan:
     options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalSteps`, beside those above
     rate: float = 1.0  # times the task's own learning rate
     tested: bool = True  # the test examples are looked at, once, at the end
+    compute: str = "fp32"  # "bf16": forward and backward under autocast
     timed: int | None = None  # only so many steps, after a few off the clock: how long a step takes
 
     @property
     def name(self) -> str:
         """What is run, in one word; the exchange is named beside it."""
         by = "" if self.controller is None else f" by {self.controller}"
-        return f"{self.scheme}{by}" + (f" every {self.every}" if self.every > 1 else "")
+        every = f" every {self.every}" if self.every > 1 else ""
+        return f"{self.scheme}{by}{every}" + (f", computed in {self.compute}" if self.compute != "fp32" else "")
 
 
 @dataclass(frozen=True)
