@@ -1,167 +1,150 @@
-"""Do proxies predict training? Throughput and vNMSE beside seconds to accuracy, at matched bits per coordinate."""
+"""Do proxies predict training? Three ladders of design changes, trained once, timed on every link."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from thinwire.exchange.simulation import Simulation
 from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.report import table
-from thinwire.lab.report.table import number_text, score_text, times
-from thinwire.lab.repro._utility_claims import (
-    FP16,
-    FP32,
-    FULL,
-    POWERSGD,
-    SATURATING,
-    THC,
-    TNQ,
-    TOPK,
-    TOPKC,
-    Candidate,
-    CandidateResult,
-    claims_of,
-    compressed_of,
-    seconds_text,
-)
-from thinwire.lab.repro.claims import Listing, Progress, Reproduction
+from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction, Stoppable
+from thinwire.lab.repro.utility import costs, judged, listings, proxies
+from thinwire.lab.repro.utility.judged import RungResult
+from thinwire.lab.repro.utility.ladders import RUNGS, Rung
 from thinwire.lab.runs import curves
-from thinwire.lab.runs.record import Record, RunPlan
-from thinwire.lab.runs.run import execute
-from thinwire.lab.tasks import estimates
-from thinwire.lab.tasks.estimates import Named
-from thinwire.lab.tasks.tasks import Task, load_task
+from thinwire.lab.runs.compare import carry_out
+from thinwire.lab.runs.record import CurvePoint, Record, Run, RunPlan
+from thinwire.lab.tasks.tasks import load_task
 
 WORKERS = 4
-NETWORK = "auto:100mbit"
-TASK = "mlp(width=512, steps=60, evaluate_every=2)"
-WARM, ROUNDS = 5, 5  # steps that vNMSE is measured on, after those that schemes with a memory settle in
-# The partial rotation has ten stages, as in the code of THC's authors; our own default has twelve.
-CANDIDATES = (
-    FP32,
-    FP16,
-    Candidate(TOPK, 0.5, "topk(density=0.0215)", quick=True),
-    Candidate(TOPKC, 0.5, "topkc(density=0.0234, chunk=128)", quick=True),
-    Candidate(POWERSGD, 0.5, "powersgd(factor_rank=4)", quick=True),
-    Candidate(TOPK, 2, "topk(density=0.096)"),
-    Candidate(TOPKC, 2, "topkc(density=0.1094)"),
-    Candidate(POWERSGD, 2, "powersgd(factor_rank=15)"),
-    Candidate(TNQ, 2, "tnq(bits=2)"),
-    Candidate(SATURATING, 2, "thc(bits=2, rotate=10, saturate=True)"),
-    Candidate(TNQ, 4, "tnq(bits=4)", quick=True),
-    Candidate(THC, 4, "thc(bits=2, rotate=10)"),
-    Candidate(SATURATING, 4, "thc(bits=4, rotate=10, saturate=True)", quick=True),
-    Candidate(THC, 6, "thc(bits=4, rotate=10)", quick=True),
-    Candidate(FULL, 6, "thc(bits=4, rotate=30)", quick=True),
-    Candidate(TOPKC, 8, "topkc(density=0.4844)"),
-    Candidate(TNQ, 8, "tnq(bits=8)"),
-    Candidate(THC, 8, "thc(bits=6, rotate=10)"),
-    Candidate(SATURATING, 8, "thc(bits=8, rotate=10, saturate=True)"),
-)
+NETWORKS = ("auto:100mbit", "auto:1gbit", "none")
+TASK, LATE = "mlp(width=2048, steps=120, evaluate_every=6)", 60
+QUICK_TASK, QUICK_LATE = "mlp(width=512, steps=40, evaluate_every=2)", 20
+TEXT = "text(steps=600)"  # a transformer; the learning rate falls to zero, so that all end on a plateau
+COUNTS, QUICK_COUNTS = (2, 4, 8), (2, 4)
+TURNS = 3  # of the measurements of scaling
 
 
 def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
-    """Real runs on the lab's network. `quick`: half of the schemes. `data` is not needed: the images are embedded."""
-    candidates = [each for each in CANDIDATES if each.quick or not quick]
-    net = links.resolved(NETWORK, WORKERS)
-    progress("vNMSE on gradients of the task")
-    gradients = task_gradients(load_task(TASK))
-    errors = {each.spec: mean_vnmse(each.spec, gradients) for each in candidates}
-    record = train_all(candidates, net, seeds, progress)
-    results = results_of(candidates, record, errors)
-    return Reproduction(claims_of(results), [_result_table(results, record), _order_table(results)])
+    """Real runs on the lab's network. Ctrl-C ends it with what is finished.
+
+    quick: half of the rungs, a tenth of the model, one link. data: where a text lies, wikitext-2/train.txt; without it
+    nothing is trained on text.
+    """
+    claims: list[Claim] = []
+    tables: list[Listing] = []
+    stop = Stoppable()
+    rungs = [rung for rung in RUNGS if rung.quick or not quick]
+    task, late, counts = (QUICK_TASK, QUICK_LATE, QUICK_COUNTS) if quick else (TASK, LATE, COUNTS)
+    networks = NETWORKS[:1] if quick else NETWORKS
+    errors: dict[str, tuple[float, float]] = {}
+    loaded = load_task(task)
+    with stop:
+        specs = list(dict.fromkeys(rung.spec for rung in rungs))
+        errors = proxies.vnmses(loaded, specs, late, WORKERS, progress)
+        claims += judged.error_claims(errors)
+        alike = [rung for rung in rungs if rung.compute == "fp32"]
+        tables.append(costs.breakdown(alike, loaded.model(), WORKERS, claims, progress))
+        tables.append(costs.scaling(task, networks[0], counts, 1 if quick else TURNS, claims, progress))
+    workloads: list[tuple[str, Path | None, list[Rung], Sequence[str]]] = [(task, None, rungs, networks)]
+    if not quick and data is not None and has_text(data):
+        workloads.append((TEXT, data, [rung for rung in rungs if rung.text], networks[:1]))
+    for name, where, chosen, over in workloads:
+        if not stop.stopped:
+            record = train(name, where, chosen, over, seeds, progress, stop)
+            _tell(record, chosen, errors if where is None else {}, claims, tables)
+    return Reproduction(claims, tables, stopped=stop.stopped)
 
 
-def train_all(candidates: Sequence[Candidate], net: Network, seeds: int, progress: Progress) -> Record:
-    """Every candidate once, then the next seed: what disturbs the machine for a while disturbs all alike."""
-    record = Record(
-        {
-            "tasks": [TASK], "schemes": [each.spec for each in candidates], "exchanges": ["allreduce"],
-            "network": str(net), "why_paced": net.why_paced, "seeds": seeds, "workers": WORKERS,
-        }
-    )  # fmt: skip
-    with links.opened(net, WORKERS) as opened:
-        for seed in range(seeds):
-            for each in candidates:
-                progress(f"training: {each.title}, seed {seed}")
-                record.runs.append(execute(RunPlan(TASK, each.spec, seed, network=str(net), workers=WORKERS), opened))
+def train(
+    task: str,
+    data: Path | None,
+    rungs: Sequence[Rung],
+    networks: Sequence[str],
+    seeds: int,
+    progress: Progress,
+    stop: Stoppable,
+) -> Record:
+    """Every rung once, then the next seed; each is trained on the loopback and timed on every link."""
+    nets = [links.resolved(network, WORKERS) for network in networks]
+    plans = [
+        RunPlan(task, rung.spec, seed, workers=WORKERS, data=str(data) if data else None, compute=rung.compute)
+        for seed in range(seeds)
+        for rung in rungs
+    ]
+    record = _record(task, rungs, nets, seeds)
+    with stop:
+        carry_out(plans, nets, record, None, lambda runs: Teller(len(runs), progress))
     curves.set_targets(record.runs)
     return record
 
 
-def results_of(candidates: Sequence[Candidate], record: Record, errors: dict[str, float]) -> list[CandidateResult]:
+def _record(task: str, rungs: Sequence[Rung], nets: Sequence[Network], seeds: int) -> Record:
+    return Record(
+        {
+            "tasks": [task], "schemes": [rung.spec for rung in rungs], "exchanges": ["allreduce"],
+            "network": ", ".join(map(str, nets)), "why_paced": nets[0].why_paced, "seeds": seeds, "workers": WORKERS,
+        }
+    )  # fmt: skip
+
+
+class Teller:
+    """Says which of so many runs is under way, and how far it has come."""
+
+    def __init__(self, runs: int, progress: Progress):
+        self._runs, self._done, self._progress = runs, 0, progress
+        self._steps = 1
+
+    def __enter__(self) -> Teller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def started(self, steps: int, metric: str) -> None:
+        self._steps = steps
+        self._progress(f"run {self._done + 1} of {self._runs}")
+
+    def advanced(self, point: CurvePoint) -> None:
+        self._progress(f"run {self._done + 1} of {self._runs}: step {point.step} of {self._steps}, {point.score:.3g}")
+
+    def finished(self, run: Run) -> None:
+        self._done += 1
+
+
+def _tell(
+    record: Record,
+    rungs: Sequence[Rung],
+    errors: dict[str, tuple[float, float]],
+    claims: list[Claim],
+    tables: list[Listing],
+) -> None:
+    """The claims and the tables of what was trained, link by link."""
+    if not record.runs:
+        return
+    by_link: dict[str, list[RungResult]] = {}
+    for each in record.by_network():
+        results = results_of(rungs, each, errors)
+        by_link[each.runs[0].plan.network] = results
+        claims += judged.claims_of(results, each)
+        tables.append(listings.result_table(results, each))
+        tables.append(listings.order_table(results, each))
+    claims += judged.between_links(by_link, record.config["tasks"][0])
+
+
+def results_of(rungs: Sequence[Rung], record: Record, errors: dict[str, tuple[float, float]]) -> list[RungResult]:
+    """Of the rungs that have runs."""
     rows = {row.scheme: row for row in table.summarise(record)}
-    return [CandidateResult(each, rows[each.spec], errors[each.spec]) for each in candidates]
+    runs: dict[str, list[Run]] = {}
+    for run in record.runs:
+        runs.setdefault(run.plan.name, []).append(run)
+    return [
+        RungResult(rung, rows[rung.name], errors.get(rung.spec), tuple(runs[rung.name]))
+        for rung in rungs
+        if rung.name in rows
+    ]
 
 
-# -- the proxy: error on real gradients ----------------------------------------------------------------------
-
-
-def task_gradients(task: Task) -> list[list[Named]]:
-    """The workers' gradients in consecutive steps of uncompressed training, of the tensors that get compressed."""
-    torch.manual_seed(0)
-    model = task.model()
-    optimizer = task.optimizer(model.parameters())
-    shards = [task.dataset.train.shard(worker, WORKERS, seed=0) for worker in range(WORKERS)]
-    batches = [shard.batches(task.batch, seed=worker) for worker, shard in enumerate(shards)]
-    parameters = dict(model.named_parameters())
-    steps = []
-    for _ in range(WARM + ROUNDS):
-        grads = []
-        for batch in batches:
-            examples = next(batch)
-            loss = task.loss(model(examples.inputs), examples.targets)
-            grads.append(dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True)))
-        mean = estimates.mean_of(grads)
-        for name, parameter in parameters.items():
-            parameter.grad = mean[name]
-        optimizer.step()
-        steps.append([{name: g for name, g in grad.items() if estimates.compressed(g)} for grad in grads])
-    return steps
-
-
-def mean_vnmse(spec: str, gradients: list[list[Named]]) -> float:
-    """|X - Xhat|^2 / |X|^2, the mean over the steps after the first WARM, without error memory."""
-    simulation = Simulation(spec, workers=WORKERS, feedback=False)
-    errors = [estimates.vnmse(simulation.reduce(grads), estimates.mean_of(grads)) for grads in gradients]
-    return sum(errors[WARM:]) / len(errors[WARM:])
-
-
-# -- tables --------------------------------------------------------------------------------------------------
-
-
-def _result_table(results: Sequence[CandidateResult], record: Record) -> Listing:
-    rows = []
-    for each in results:
-        row = each.row
-        rows.append([
-            each.candidate.spec, f"{each.candidate.bits:g}", number_text(row.bytes_per_step, ".3f", 1e-6),
-            number_text(row.steps_per_second, ".2f"), number_text(row.encode_seconds, ".1f", 1e3), f"{each.vnmse:.2g}",
-            seconds_text(each) if row.runs else f"failed: {row.failures[0]}", score_text(row.metric, row.score),
-            times(row.speedup_fp16), times(row.speedup_fp32),
-        ])  # fmt: skip
-    first = results[0].row
-    columns = [
-        "scheme", "bits", "MB/step", "steps/s", "encode ms", "vNMSE", "seconds to target", "final", "vs fp16",
-        "vs fp32",
-    ]  # fmt: skip
-    title = f"{TASK}, {table.setting(record)}; target {score_text(first.metric, first.target)}"
-    return Listing(title, columns, rows)
-
-
-def _order_table(results: Sequence[CandidateResult]) -> Listing:
-    """Places by each proxy, in the order of seconds to the target."""
-    compressed = sorted(compressed_of(results), key=lambda each: each.seconds)
-    by_speed = sorted(compressed, key=lambda each: -each.steps_per_second)
-    by_error = sorted(compressed, key=lambda each: each.vnmse)
-    rows = []
-    for place, each in enumerate(compressed, 1):
-        reached = str(place) if math.isfinite(each.seconds) else "-"
-        rows.append([each.title, reached, str(by_speed.index(each) + 1), str(by_error.index(each) + 1)])
-    columns = ["scheme", "by seconds to target", "by steps/s", "by vNMSE"]
-    return Listing("The order that proxies predict (- : not always reached)", columns, rows)
+def has_text(folder: Path) -> bool:
+    return folder.is_file() or any((folder / part / "train.txt").is_file() for part in ("", "wikitext-2"))
