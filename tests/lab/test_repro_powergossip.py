@@ -59,9 +59,11 @@ def test_claims_are_by_intervals_and_say_why_they_fail():
         "PowerGossip, rank 1": [-2.0, -2.1, -1.9], "PowerGossip, rank 1, cold": [-1.0, -1.1, -0.9],
         "CHOCO, sign, tuned": [-9.0, -9.1, -9.2], "CHOCO, top 1%, tuned": [-1.5, -2.6, -1.9],
     }  # fmt: skip
-    cold, sign, top = equal_bytes.claims_of("white noise", found)
+    cold, sign, top = equal_bytes.claims_of("white noise", found, 0.04)
     assert (cold.verdict, cold.source) == ("holds", "ours")
-    assert (sign.verdict, sign.source) == ("fails", "paper") and sign.reason
+    assert (sign.verdict, sign.source) == ("fails", "paper") and sign.reason.startswith("one direction says 4% of")
+    one = torch.outer(torch.ones(4), torch.arange(4.0))
+    assert equal_bytes.first_share([one, 3 * one]) == pytest.approx(1.0)
     assert top.verdict == "level"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
 
 import torch
@@ -47,8 +48,7 @@ def table(training: Training, steps: int, claims: list[Claim], progress: Progres
                 rows.extend([name, step, matrix, *_texts(values)] for matrix, values in found.items())
                 seen[name] = found
 
-        training = _of(training, steps)
-        training.run(mixer, 0, watch=look)
+        replace(training, steps=steps).run(mixer, 0, watch=look)
     generator = torch.Generator().manual_seed(0)
     noise = [{n: torch.randn(s, generator=generator) for n, s in _shapes(training).items()} for _ in range(2)]
     seen[NOISE] = of_neighbours(noise, [(0, 1)])
@@ -76,10 +76,6 @@ def claims_of(seen: dict[str, dict[str, list[float]]]) -> list[Claim]:
             )
         )
     return claims
-
-
-def _of(training: Training, steps: int) -> Training:
-    return Training(training.dataset, training.graph, steps, training.skew, training.batch, training.rate)
 
 
 def _shapes(training: Training) -> dict[str, torch.Size]:

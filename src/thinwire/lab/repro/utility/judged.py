@@ -83,13 +83,18 @@ def compressed_of(results: Sequence[RungResult]) -> list[RungResult]:
 
 def _sooner(before: RungResult, after: RungResult, text: str, source: str) -> Claim:
     if math.isfinite(before.seconds) and math.isfinite(after.seconds):
-        pairs = [(a, b) for a, b in zip(before.runs, after.runs, strict=False)]
-        verdict = intervals.verdict(
-            intervals.ratio([a.seconds_to_target or 0 for a, _ in pairs], [b.seconds_to_target or 0 for _, b in pairs])
-        )
+        first, second = _by_seed(before), _by_seed(after)
+        both = [seed for seed in first if seed in second]
+        verdict = intervals.verdict(intervals.ratio([first[seed] for seed in both], [second[seed] for seed in both]))
     else:
         verdict = "level" if before.seconds == after.seconds else told(after.seconds < before.seconds)
     return Claim(text, f"{seconds_text(after)} against {seconds_text(before)}", "sooner", verdict, source)
+
+
+def _by_seed(result: RungResult) -> dict[int, float]:
+    """Seconds to the target."""
+    found = ((run.plan.seed, run.seconds_to_target) for run in result.runs if run.reason is None)
+    return {seed: seconds for seed, seconds in found if seconds is not None}
 
 
 def seconds_text(result: RungResult) -> str:
@@ -180,7 +185,10 @@ def _early_claim(results: Sequence[RungResult], fp16: RungResult, at: str) -> Cl
     leading = [
         each
         for each in compressed_of(results)
-        if all(run.reason is None and leads(run, baselines[run.plan.seed]) for run in each.runs)
+        if all(
+            run.reason is None and run.plan.seed in baselines and leads(run, baselines[run.plan.seed])
+            for run in each.runs
+        )
     ]
     lower = [each.rung.spec for each in leading if ends_lower(each)]
     return Claim(
@@ -210,9 +218,9 @@ def error_claims(errors: dict[str, tuple[float, float]]) -> list[Claim]:
 
     return [
         *less(CODED, CHUNKS, "Top-k with coded places errs less than TopKC", PAPER),
-        *less(CHUNKS, SHUFFLED, "TopKC errs less than with entries shuffled: it lives on locality", PAPER),
+        *less(CHUNKS, SHUFFLED, "TopKC errs less than with entries shuffled: it lives on locality", OURS),
         *less(PARTIAL, FULL, "a partial rotation errs about as much as a full one", PAPER, CLOSE),
-        *less(TABLE, PARTIAL, "THC's look-up table errs less than even levels (Li et al.)", PAPER),
+        *less(TABLE, PARTIAL, "THC's look-up table errs less than even levels", OURS),
         *(
             claim
             for low, high in pairwise(RANKS)

@@ -72,7 +72,7 @@ CHANGES = (
     Change(PLAIN, CODED, "coding the places brings Top-k to the target sooner", OURS),
     Change(PLAIN, CHUNKS, "TopKC is at the target before Top-k with 16 + 32 bits", PAPER),
     Change(CODED, CHUNKS, "TopKC is at the target before Top-k with coded places", OURS),
-    Change(SHUFFLED, CHUNKS, "TopKC lives on locality: it is at the target before TopKC with entries shuffled", PAPER),
+    Change(SHUFFLED, CHUNKS, "TopKC lives on locality: it is at the target before TopKC with entries shuffled", OURS),
     Change(FULL, PARTIAL, "THC: a partial rotation is at the target before a full one", PAPER),
     Change(FULL, SATURATING, "THC: saturating sums are at the target before wide ones", PAPER),
     Change(FULL, BOTH, "THC: both together are at the target before neither", PAPER),
