@@ -8,7 +8,7 @@ import torch
 
 from thinwire.gossip import graphs
 from thinwire.lab.repro.claims import Stoppable
-from thinwire.lab.repro.powergossip import equal_bytes, judged, reruns, spectrum
+from thinwire.lab.repro.powergossip import equal_bytes, judged, reproduce, reruns, spectrum
 from thinwire.lab.repro.powergossip.resnet import ResNetTraining, averaged, resnet20
 from thinwire.lab.repro.powergossip.training import GossipRun, Training
 from thinwire.lab.tasks import datasets
@@ -203,8 +203,13 @@ def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_ow
 def test_what_is_stopped_tells_what_is_finished():
     claims, stop = [], Stoppable()
     trained, *_ = judged.tables(MadeUp(left=2 + 4), judged.untuned(), 3, claims, silent, stop)
-    assert stop.stopped
+    assert stop.stopped and ", 1 seeds," in trained.title
     assert [row[0] for row in trained.rows] == ["all-reduce", "D-PSGD", *judged.POWER]
     assert [claim.claim.split(",")[0] for claim in claims] == ["PowerGossip"] * 2
     with pytest.raises(RuntimeError), stop:  # other mistakes are nobody's to hide
         raise RuntimeError
+
+
+def test_a_folder_without_data_is_named_before_anything_is_measured(tmp_path):
+    with pytest.raises(ValueError, match="neither Fashion-MNIST"):
+        reproduce(False, tmp_path, 1, silent)

@@ -160,10 +160,11 @@ def tables(
         study.choose(peers)
         study.judge(seeds)
     claims += claims_of(study)
+    done = max(map(len, study.found.values()), default=0)
     where = f"{training.title}, 8-ring, {study.shards}, {training.steps} steps"
     found = [
         Listing(
-            f"{where}, {seeds} seeds, {len(training.dataset.test):,} test images; PowerGossip's step {study.untuned:g}",
+            f"{where}, {done} seeds, {len(training.dataset.test):,} test images; PowerGossip's step {study.untuned:g}",
             ["method", "accuracy %", "spread", "points against D-PSGD", "bytes per worker and step"],
             [[name, *_summary(study, name)] for name in study.found],
         )
