@@ -46,7 +46,7 @@ class Logged:
 
 WAITING = [
     "tnq(group='tensor')", "tnq(model='powerlaw')", "tnq(model='powerlaw', levels='biscaled', bits=3)",
-    "tnq(budget=3.2)", "nq(group='tensor')",
+    "tnq(budget=3.2)", "nq(group='tensor')", "topkc(density=0.2, chunk=8, shuffle=True)",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The reproduction's parts: bits are matched, claims follow from the runs, and real runs give a table."""
+"""The reproduction's parts: ladders change one thing at a time, claims follow from the runs, real runs give tables."""
 
 from dataclasses import replace
 
@@ -6,128 +6,212 @@ import pytest
 
 from helpers.runs import made_up, record_of
 from thinwire.exchange.simulation import Simulation
-from thinwire.lab.network.network import parse_network
-from thinwire.lab.repro import utility as repro
+from thinwire.lab.bench import schemes as bench
+from thinwire.lab.repro.claims import Stoppable
+from thinwire.lab.repro.utility import costs, judged, ladders, listings, proxies
+from thinwire.lab.repro.utility import utility as repro
+from thinwire.lab.repro.utility.ladders import BF16, BOTH, CHUNKS, CODED, FP16, FP32, FULL, PARTIAL, PLAIN, RUNGS
+from thinwire.lab.runs import curves
+from thinwire.lab.runs.record import RunPlan
 from thinwire.lab.tasks.tasks import load_task
 
 TINY = "mlp(width=64, steps=4, evaluate_every=2)"
 
 
-def candidate(spec):
-    [found] = (each for each in repro.CANDIDATES if each.spec == spec)
-    return found
+def silent(text):
+    pass
 
 
 def made_up_results(*given):
-    """Results of made-up runs: (spec, seconds between evaluated steps, scores, vNMSE)."""
-    record = record_of(*(made_up(spec, seconds, scores) for spec, seconds, scores, _ in given))
-    return repro.results_of([candidate(spec) for spec, *_ in given], record, {spec: error for spec, *_, error in given})
+    """Results of made-up runs: (rung, seconds between evaluated steps, scores, vNMSE), and their record."""
+    record = record_of(*(made_up(rung.spec, seconds, scores) for rung, seconds, scores, _ in given))
+    errors = {rung.spec: (error, error) for rung, *_, error in given}
+    return repro.results_of([rung for rung, *_ in given], record, errors), record
 
 
-def holding(results):
-    return {claim.claim: claim.holds for claim in repro.claims_of(results)}
+def verdicts(results, record):
+    """By the claim, without the task and link before it."""
+    return {claim.claim.partition(": ")[2]: claim.verdict for claim in judged.claims_of(results, record)}
 
 
-FP32, FP16 = ("fp32", 4.0, [0.8, 0.8], 0.0), ("fp16", 2.0, [0.8, 0.8], 1e-7)
-TOPK, TOPKC = "topk(density=0.0215)", "topkc(density=0.0234, chunk=128)"
+BASELINES = ((FP32, 4.0, [0.8, 0.8], 0.0), (FP16, 2.0, [0.8, 0.8], 1e-7))
+SOONER = "TopKC is at the target before Top-k with 16 + 32 bits"
 
 
-@pytest.fixture(scope="module")
-def gradients():
-    return repro.task_gradients(load_task(repro.TASK))
+# -- ladders -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", repro.CANDIDATES, ids=lambda each: each.title)
-def test_bits_per_coordinate_are_what_the_table_says(each, gradients):
-    simulation = Simulation(each.spec, workers=repro.WORKERS)
-    simulation.reduce(gradients[0])
-    coordinates = sum(tensor.numel() for tensor in gradients[0][0].values())
+def test_every_change_is_between_rungs_that_are_run_and_the_ladders_are_those_of_the_paper():
+    for change in ladders.CHANGES:
+        assert change.before in RUNGS and change.after in RUNGS and change.before.ladder == change.after.ladder
+    assert [rung.ladder for rung in RUNGS] == ["baselines"] * 3 + ["Top-k"] * 4 + ["THC"] * 5 + ["PowerSGD"] * 5
+    assert len({rung.name for rung in RUNGS}) == len(RUNGS)
+
+
+@pytest.mark.parametrize("rung", [PLAIN, CODED, CHUNKS, ladders.SHUFFLED], ids=lambda rung: rung.change)
+def test_the_sparse_ladder_has_half_a_bit_per_coordinate(rung):
+    gradients = next(proxies.task_gradients(load_task("mlp(width=512)"), 1, repro.WORKERS))
+    simulation = Simulation(rung.spec, workers=repro.WORKERS)
+    simulation.reduce(gradients)
+    coordinates = sum(tensor.numel() for tensor in gradients[0].values())
     # How often a worker sends its own message's size: to everybody, or its share by the two halves of an all-reduce.
-    passes = repro.WORKERS - 1 if each.name == repro.TOPK else 2 * (repro.WORKERS - 1) / repro.WORKERS
-    assert 8 * simulation.bytes_sent / coordinates / passes == pytest.approx(each.bits, rel=0.1)
+    passes = repro.WORKERS - 1 if rung.spec.startswith("topk(") else 2 * (repro.WORKERS - 1) / repro.WORKERS
+    assert 8 * simulation.bytes_sent / coordinates / passes == pytest.approx(0.5, rel=0.1)
 
 
-def test_vnmse_is_measured_on_the_tasks_gradients(gradients):
-    assert repro.mean_vnmse("fp32", gradients) < 1e-12
-    fine, coarse = (repro.mean_vnmse(f"tnq(bits={bits})", gradients) for bits in (8, 4))
-    assert 0 < fine < coarse < 0.1
+# -- proxies -----------------------------------------------------------------------------------------------------
+
+
+def test_vnmse_is_measured_on_the_tasks_gradients_early_and_late(monkeypatch):
+    monkeypatch.setattr(proxies, "WARM", 1)
+    monkeypatch.setattr(proxies, "ROUNDS", 1)
+    told = []
+    specs = ["fp32", "tnq(bits=8)", "tnq(bits=4)", PLAIN.spec]
+    found = proxies.vnmses(load_task("mlp(width=128)"), specs, 5, 2, told.append)
+    assert len(told) == 4 and told[-1].endswith("step 7 of 7")
+    assert max(found["fp32"]) < 1e-12
+    assert 0 < max(found["tnq(bits=8)"]) < min(found["tnq(bits=4)"]) < 0.1
+    early, late = found[PLAIN.spec]
+    assert 0 < early != late > 0
+
+
+def test_errors_are_judged_early_and_late():
+    errors = {CODED.spec: (0.3, 0.3), CHUNKS.spec: (0.4, 0.2), PARTIAL.spec: (0.012, 0.012), FULL.spec: (0.01, 0.01)}
+    chunks, rotation = judged.error_claims(errors)
+    assert chunks.verdict == "fails"  # late it is the other way round
+    assert rotation.verdict == "holds" and rotation.expected == "1.25x at most"
+    [_, rotation] = judged.error_claims({**errors, PARTIAL.spec: (0.012, 0.013)})
+    assert rotation.verdict == "fails"
+
+
+# -- claims ------------------------------------------------------------------------------------------------------
 
 
 def test_sooner_is_decided_by_seconds_not_by_proxies():
     """Chunks make more steps and have more error; what counts is when they arrive."""
-    at_once = holding(made_up_results(FP32, FP16, (TOPK, 1.0, [0.8, 0.8], 0.3), (TOPKC, 0.5, [0.8, 0.8], 0.4)))
-    too_late = holding(made_up_results(FP32, FP16, (TOPK, 1.0, [0.8, 0.8], 0.3), (TOPKC, 0.5, [0.5, 0.6], 0.4)))
-    for said in (at_once, too_late):
-        assert said["0.5 bits: Top-k has less vNMSE than TopKC"]
-        assert said["0.5 bits: TopKC makes more steps a second than Top-k"]
-    sooner = "0.5 bits: TopKC reaches the target sooner than Top-k"
-    assert at_once[sooner] and not too_late[sooner]
-    last = "the scheme with the {} is not the first at the target"
-    assert at_once[last.format("least vNMSE")] and not at_once[last.format("most steps a second")]
-    assert not too_late[last.format("least vNMSE")] and too_late[last.format("most steps a second")]
+    at_once = verdicts(*made_up_results(*BASELINES, (PLAIN, 1.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.8, 0.8], 0.4)))
+    too_late = verdicts(*made_up_results(*BASELINES, (PLAIN, 1.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.5, 0.6], 0.4)))
+    assert at_once[SOONER] == "holds" and too_late[SOONER] == "fails"
+    throughput, vnmse = (
+        f"{proxy} puts pairs of schemes in another order than seconds to the target"
+        for proxy in ("throughput", "vNMSE")
+    )
+    assert (at_once[throughput], at_once[vnmse]) == ("fails", "holds")
+    assert (too_late[throughput], too_late[vnmse]) == ("holds", "fails")
 
 
 def test_what_seeds_cannot_tell_is_level():
     """Seconds that lie apart in one order and in the other; and of two that never arrive neither is sooner."""
+    rungs = {FP32: (4.0, 4.0), FP16: (2.0, 2.0), PLAIN: (1.0, 2.0), CHUNKS: (2.0, 1.0)}
     record = record_of(
-        *(made_up(spec, seconds, [0.8], seed=seed) for spec, each in {
-            "fp32": (4.0, 4.0), "fp16": (2.0, 2.0), TOPK: (1.0, 2.0), TOPKC: (2.0, 1.0)
-        }.items() for seed, seconds in enumerate(each))
+        *(made_up(rung.spec, seconds, [0.8], seed=seed) for rung, each in rungs.items()
+          for seed, seconds in enumerate(each))
     )  # fmt: skip
-    candidates = [candidate(spec) for spec in ("fp32", "fp16", TOPK, TOPKC)]
-    results = repro.results_of(candidates, record, dict.fromkeys(("fp32", "fp16", TOPK, TOPKC), 0.1))
-    verdicts = {claim.claim: claim.verdict for claim in repro.claims_of(results)}
-    assert verdicts["0.5 bits: TopKC reaches the target sooner than Top-k"] == "level"
-    assert {claim.source for claim in repro.claims_of(results)} <= {"paper", "ours"}
-    neither = made_up_results(FP32, FP16, (TOPK, 1.0, [0.1], 0.3), (TOPKC, 0.5, [0.1], 0.4))
-    verdicts = {claim.claim: claim.verdict for claim in repro.claims_of(neither)}
-    assert verdicts["0.5 bits: TopKC reaches the target sooner than Top-k"] == "level"
+    results = repro.results_of(list(rungs), record, {})
+    assert verdicts(results, record)[SOONER] == "level"
+    assert {claim.source for claim in judged.claims_of(results, record)} <= {"paper", "ours"}
+    neither = made_up_results(*BASELINES, (PLAIN, 1.0, [0.1], 0.3), (CHUNKS, 0.5, [0.1], 0.4))
+    assert verdicts(*neither)[SOONER] == "level"
 
 
-def test_pairs_in_another_order_are_counted():
-    results = made_up_results(
-        FP32, FP16, (TOPK, 1.0, [0.8], 0.3), (TOPKC, 2.0, [0.8], 0.2), ("tnq(bits=4)", 3.0, [0.8], 0.1),
-        ("tnq(bits=2)", 0.5, [0.1], 0.4), ("tnq(bits=8)", 0.4, [0.1], 0.5),
-    )  # fmt: skip
-    measured = {claim.claim.split()[0]: claim.measured for claim in repro.claims_of(results)}
-    # Nine pairs have an order: two never arrive. Error misorders the three that arrive, speed those two against all.
-    assert measured["vNMSE"] == "3 of 9 pairs" and measured["throughput"] == "6 of 9 pairs"
-
-
-def test_saturation_and_rotation_are_held_to_their_numbers():
-    wide, narrow, full = (f"thc(bits=4, rotate={rest})" for rest in ("10", "10, saturate=True", "30"))
-    results = made_up_results(
-        FP32, FP16, (wide, 1.0, [0.8], 0.0168), (narrow, 0.7, [0.8], 0.065), (full, 1.3, [0.8], 0.0138)
+def test_who_leads_early_and_ends_lower_is_found():
+    """Both chunks are ahead after a quarter of fp16's seconds; only one of them ends lower."""
+    slow = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9]
+    fast = [0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8]
+    early = "some schemes lead early and end lower than fp16"
+    results, record = made_up_results(
+        (FP16, 4.0, slow, 0.0),
+        (CHUNKS, 1.0, fast, 0.4),
+        (PARTIAL, 1.0, [*fast[:-1], 0.95], 0.1),
+        (BOTH, 9.0, slow, 0.1),
     )
-    sizes = {wide: 6.0e5, narrow: 4.0e5}
-    results = [replace(each, row=replace(each.row, bytes_per_step=sizes.get(each.row.scheme, 1e6))) for each in results]
-    said = holding(results)
-    assert said["THC, 4-bit integers: saturation sends fewer bytes"]
-    assert said["THC, 4-bit integers: saturation reaches the target sooner"]
-    assert said["THC: the partial rotation has about the vNMSE of the full one"]
-    assert said["THC: the partial rotation spends less time on encoding than the full one"]
+    [claim] = (claim for claim in judged.claims_of(results, record) if early in claim.claim)
+    assert claim.verdict == "holds" and claim.measured == f"1 of 2 that lead: {CHUNKS.spec}"
+    level = made_up_results((FP16, 4.0, slow, 0.0), (CHUNKS, 1.0, [*fast[:-1], 0.9], 0.4))
+    assert verdicts(*level)[early] == "fails"
 
 
-def test_a_failed_run_is_the_worst_and_is_shown():
+def test_the_baseline_in_16_bits_of_computing_is_a_row_and_never_the_baseline():
+    wire, both = (RunPlan("mlp", "fp16", 0, compute=compute) for compute in ("fp32", "bf16"))
+    assert curves.baseline_plan(wire) and not curves.baseline_plan(both)
+    assert both.name == BF16.name != wire.name
+
+
+def test_fewer_pay_on_faster_links():
+    slow, _ = made_up_results(*BASELINES, (PLAIN, 1.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.8, 0.8], 0.4))
+    fast, _ = made_up_results(*BASELINES, (PLAIN, 3.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.8, 0.8], 0.4))
+    [claim] = judged.between_links({"100mbit": slow, "none": fast}, "mlp(width=2)")
+    assert claim.verdict == "holds" and claim.measured == "2 on 100mbit, 1 on loopback"
+    [claim] = judged.between_links({"100mbit": fast, "none": slow}, "mlp(width=2)")
+    assert claim.verdict == "fails"
+
+
+def test_a_failed_run_is_the_last_and_is_shown():
     record = record_of(
-        *(made_up(spec, 1.0, [0.8]) for spec in ("fp32", "fp16", TOPKC)), made_up(TOPK, 1.0, [0.8], reason="it broke")
+        *(made_up(rung.spec, 1.0, [0.8]) for rung in (FP32, FP16, CHUNKS)),
+        made_up(PLAIN.spec, 1.0, [0.8], reason="broke"),
     )
-    candidates = [candidate(spec) for spec in ("fp32", "fp16", TOPK, TOPKC)]
-    results = repro.results_of(candidates, record, dict.fromkeys(("fp32", "fp16", TOPK, TOPKC), 0.1))
-    assert holding(results)["0.5 bits: TopKC reaches the target sooner than Top-k"]
-    table = repro._result_table(results, record)
-    assert "failed: it broke" in table.rows[2] and all(len(row) == len(table.columns) for row in table.rows)
-    order = repro._order_table(results)
-    assert [row[:2] for row in order.rows] == [["TopKC, 0.5 bits", "1"], ["Top-k, 0.5 bits", "-"]]
+    results = repro.results_of([FP32, FP16, PLAIN, CHUNKS], record, {})
+    assert verdicts(results, record)[SOONER] == "holds"
+    table = listings.result_table(results, record)
+    assert "failed: broke" in table.rows[2] and all(len(row) == len(table.columns) for row in table.rows)
+    order = listings.order_table(results, record)
+    assert [row[:2] for row in order.rows] == [[CHUNKS.title, "1"], [PLAIN.title, "-"]]
+
+
+# -- costs -------------------------------------------------------------------------------------------------------
+
+
+def test_growth_is_held_to_its_law():
+    sent = {(PLAIN, 2): [1.0], (PLAIN, 8): [7.1], (CHUNKS, 2): [1.0], (CHUNKS, 8): [1.75]}
+    seconds = {(PLAIN, 2): [1.0], (PLAIN, 8): [3.0], (CHUNKS, 2): [1.0], (CHUNKS, 8): [2.0]}
+    assert [claim.verdict for claim in costs.scaling_claims(sent, seconds, (2, 8))] == ["holds"] * 3
+    sent[PLAIN, 8], seconds[CHUNKS, 8] = [1.75], [4.0]
+    assert [claim.verdict for claim in costs.scaling_claims(sent, seconds, (2, 8))] == ["fails", "holds", "fails"]
+
+
+def test_the_rotations_arithmetic_is_judged_by_its_spread():
+    assert costs.rotation_claim([3.0, 3.1, 3.0], [2.0, 2.1, 2.0]).verdict == "holds"
+    assert costs.rotation_claim([3.0, 1.0, 2.0], [2.0, 2.1, 2.0]).verdict == "level"
+
+
+def test_a_breakdown_has_a_row_for_every_rung(monkeypatch):
+    monkeypatch.setattr(costs, "REPEATS", 1)
+    monkeypatch.setattr(costs, "TIMES", 1)
+    claims = []
+    model = load_task("mlp(width=64)").model()
+    listing = costs.breakdown([FULL, PARTIAL, CHUNKS], model, 2, claims, silent)
+    assert [row[0] for row in listing.rows] == [FULL.name, PARTIAL.name, CHUNKS.name] and len(claims) == 1
+    assert all(len(row) == len(listing.columns) for row in listing.rows) and set(listing.columns[2:]) <= set(
+        bench.OPERATIONS
+    )
+
+
+# -- real runs ---------------------------------------------------------------------------------------------------
 
 
 def test_real_runs_from_start_to_end(monkeypatch):
-    monkeypatch.setattr(repro, "TASK", TINY)
     monkeypatch.setattr(repro, "WORKERS", 2)
-    candidates = [candidate(spec) for spec in ("fp32", "fp16", TOPKC)]
-    told = []
-    record = repro.train_all(candidates, parse_network("none"), 1, told.append)
-    assert [run.reason for run in record.runs] == [None] * 3 and len(told) == 3
-    results = repro.results_of(candidates, record, dict.fromkeys(("fp32", "fp16", TOPKC), 0.1))
-    assert repro.claims_of(results)
-    assert repro._result_table(results, record).rows[0][0] == "fp32"
+    told, stop = [], Stoppable()
+    record = repro.train(TINY, None, (FP32, FP16, BF16, CHUNKS), ("none",), 1, told.append, stop)
+    assert [run.reason for run in record.runs] == [None] * 4 and told[0] == "run 1 of 4" and not stop.stopped
+    fp16, bf16 = record.runs[1:3]
+    assert fp16.totals["bytes_sent"] == bf16.totals["bytes_sent"] and fp16.curve[-1].loss != bf16.curve[-1].loss
+    claims, tables = [], []
+    repro._tell(record, (FP32, FP16, BF16, CHUNKS), {}, claims, tables)
+    assert [row[1] for row in tables[0].rows] == [FP32.name, FP16.name, BF16.name, CHUNKS.name]
+    assert any("computing in 16 bits" in claim.claim for claim in claims)
+
+
+def test_ctrl_c_keeps_what_is_finished(monkeypatch):
+    def carried_out(plans, nets, record, json, watched):
+        record.runs.append(replace(made_up("fp16", 1.0, [0.5, 0.8]), plan=plans[1]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repro, "carry_out", carried_out)
+    stop = Stoppable()
+    record = repro.train(TINY, None, (FP32, FP16), ("none",), 1, silent, stop)
+    assert stop.stopped and len(record.runs) == 1
+    claims, tables = [], []
+    repro._tell(record, (FP32, FP16), {}, claims, tables)
+    assert [row[1] for row in tables[0].rows] == ["fp16"]

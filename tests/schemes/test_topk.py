@@ -9,6 +9,7 @@ import thinwire as tw
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
+from thinwire.schemes import parse
 
 
 def reduce(spec, *tensors, feedback=False):
@@ -112,3 +113,16 @@ def test_damaged_messages_raise():
 def test_mistakes_are_named(spec, message):
     with pytest.raises(ValueError, match=message):
         tw.scheme(spec)
+
+
+def test_plain_places_are_32_bits_each_and_say_the_same():
+    x = torch.randn(1000)
+    coded, plain = (tw.Simulation(f"topk(density=0.1, places='{each}')", workers=2) for each in ("coded", "plain"))
+    assert torch.equal(coded.reduce([x, -2 * x]), plain.reduce([x, -2 * x]))
+    scheme, layout = parse("topk(density=0.1, places='plain')"), Layout.of([("x", (1000,))])
+    assert scheme.nbytes(layout, 0.1) == 100 * (2 + 4)
+    message = torch.empty(600, dtype=torch.uint8)
+    scheme.encode(Bucket.of(x.clone()), 0.1, message)
+    message[-1] = 127  # the last place is far beyond the bucket
+    with pytest.raises(ValueError, match="below 1000"):
+        scheme.decode_add(message, layout, 0.1, torch.zeros(1000), 1.0)

@@ -122,3 +122,16 @@ def test_many_workers_still_see_which_chunk_is_largest():
     """300 equal norms in bfloat16 would stop adding up at 256 times one of them."""
     tensors = [torch.cat([torch.full((4,), 1.0), torch.full((4,), 1.05)]) for _ in range(300)]
     assert tw.Simulation("topkc(density=0.5, chunk=4)", workers=300).reduce(tensors)[:4].any().logical_not()
+
+
+def test_shuffled_chunks_are_from_all_over_the_bucket_and_lose_locality():
+    """One large chunk of neighbours is all that there is: plain chunks say it whole, shuffled ones a part of it."""
+    x = torch.zeros(1000)
+    x[64:128] = 1.0
+    plain, shuffled = (f"topkc(density=0.1, chunk=64, shuffle={each})" for each in (False, True))
+    assert torch.equal(tw.Simulation(plain, workers=2).reduce([x] * 2), x)
+    group = tw.Simulation(shuffled, workers=2)
+    first = group.reduce([x] * 2)
+    assert 0 < int(first.count_nonzero()) < 32
+    said = first + sum(group.reduce([torch.zeros(1000)] * 2) for _ in range(40))  # what is owed comes later
+    assert torch.equal(said, x)

@@ -15,7 +15,7 @@ class Rotation:
 
     def __init__(self, layout: Layout, stages: int) -> None:
         self.block = 1 << stages
-        spans, owners, counters, lengths, block_owners = [], [], [], [], []
+        spans, owners, counters, lengths, block_owners, stretches = [], [], [], [], [], []
         for number, segment in enumerate(layout.segments):
             begin, padded = segment.start, -(-segment.numel // SMALLEST) * SMALLEST
             sizes = [padded // self.block * self.block]  # one stretch of many blocks, then stretches of one
@@ -24,6 +24,7 @@ class Rotation:
             for size in filter(None, sizes):
                 owners.append(number)
                 counters.append(segment.offset + begin - segment.start)
+                stretches.append(size)
                 count = -(-size // self.block)
                 lengths += [min(size, self.block)] * count
                 block_owners += [number] * count
@@ -34,6 +35,7 @@ class Rotation:
         self.owners = integers(owners)
         self.counters = integers(counters)
         self.lengths = integers(lengths)  # of every block
+        self.stretches = tuple(stretches)  # their padded lengths
         self.block_owners = integers(block_owners)  # the number of its tensor
 
     @property

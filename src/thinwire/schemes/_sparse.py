@@ -40,18 +40,22 @@ class Message:
     """
 
     values: Codec
+    coded: bool = True  # the places; else each is an int32
 
     @classmethod
     @cache
-    def of(cls, scheme: str, values: str) -> Message:
+    def of(cls, scheme: str, values: str, places: str = "coded") -> Message:
         """`values` is the spec of a codec: a cast such as "bf16", or a quantiser such as "qsgd(bits=4)"."""
+        if places not in ("coded", "plain"):
+            raise ValueError(f"{scheme}: places must be 'coded' or 'plain', got {places!r}")
         parsed = parse(values)
         if not isinstance(parsed, Codec) or parsed.grain is None:
             raise ValueError(f"{scheme}: values must be a cast or a quantiser's spec, got {values!r}")
-        return cls(parsed)
+        return cls(parsed, places == "coded")
 
     def nbytes(self, layout: Layout, count: int) -> int:
-        return self._value_bytes(layout, count) + kernels.index_bytes(count, layout.numel)
+        places = kernels.index_bytes(count, layout.numel) if self.coded else 4 * count
+        return self._value_bytes(layout, count) + places
 
     def encode(self, bucket: Bucket, places: Tensor, out: Tensor, share: float = 1.0) -> None:
         """`places`: int32, ascending. All else is lost, and so is what the values' rounding takes away.
@@ -72,7 +76,10 @@ class Message:
             if share != 1.0:
                 rounding.div_(share)
             kernels.put_(lost if lost is flat else lost.copy_(flat), places, rounding)
-        kernels.encode_indices(places, flat.numel(), out=out[size:])
+        if self.coded:
+            kernels.encode_indices(places, flat.numel(), out=out[size:])
+        else:
+            out[size:].copy_(places.view(torch.uint8))
 
     def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> bool:
         """out += weight * the decoded message; whether all values are far from what float32 cannot hold."""
@@ -81,7 +88,11 @@ class Message:
             raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
         size = self._value_bytes(layout, count)
         places = workspace().take("sparse-places", count, torch.int32, out.device)
-        kernels.decode_indices(data[size:], count, layout.numel, out=places)
+        if self.coded:
+            kernels.decode_indices(data[size:], count, layout.numel, out=places)
+        else:
+            places.view(torch.uint8).copy_(data[size:])
+            _check_places(places, layout.numel)
         values = workspace().take("sparse-decoded", count, out.dtype, out.device)
         self.values.decode_sum([data[:size]], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
@@ -89,6 +100,17 @@ class Message:
 
     def _value_bytes(self, layout: Layout, count: int) -> int:
         return self.values.nbytes(kept_layout(layout, count), self.values.level)
+
+
+def _check_places(places: Tensor, numel: int) -> None:
+    """Raise ValueError for places that nobody can have sent: all ascend, and lie in the bucket.
+
+    On a device nobody waits to know; what lies outside reads as NaN there.
+    """
+    if not places.numel() or not kernels.at_hand(places):
+        return
+    if int(places[0]) < 0 or int(places[-1]) >= numel or bool((places.diff() <= 0).any()):
+        raise ValueError(f"places of a message must ascend from 0 to below {numel}")
 
 
 def moderate(values: Tensor, scale: float | Tensor = 1.0) -> bool:

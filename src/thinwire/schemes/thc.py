@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -19,6 +20,12 @@ from thinwire.core.scheme import Conversation, Knob, Scheme
 from thinwire.schemes._rotation import Rotation, rotation
 
 REACH = 3.297  # deviations of a rotated entry that the range covers: 1 in 1024 of a Gaussian lies outside
+# The look-up table of 4 bits: 16 of the 31 points of a grid, in steps from its middle, and the range they cover, which
+# leaves 1 in 32 of a Gaussian outside. Of all tables that are their own mirror image this one rounds a Gaussian best.
+TABLE = (-15, -12, -10, -8, -6, -4, -2, -1, 1, 2, 4, 6, 8, 10, 12, 15)
+TABLE_REACH = 2.1539
+_SECOND = 0x5851_F42D_4C95_7F2D  # makes another key of a key
+SLICE = 1 << 16  # entries that are looked up at a time
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,18 @@ class THC(Scheme):
     every round; and it is measured by how far the workers' gradients agree with the mean that came out, since the norm
     of a saturated sum says little about the true one. With `saturate`, error memory knows what a worker's own clipping
     lost, but not what the running sum's did. A gradient whose squared norm float32 cannot hold counts as not finite.
+
+    levels="table" has the authors' uneven levels: 16 points of a grid of 30 steps, p = 1/32. What adds up are numbers
+    of the grid, not 4-bit places in the table, so on an all-reduce they travel as wide as sums of 0..30 are; a server
+    that looks them up could take 4 bits. Ours: the table itself, by the rule in TABLE (theirs comes in files that we
+    have not seen), and how it is met: rounded at random to the grid, then from there to the table, which is in law the
+    same as at once. No kernel does the second half: it is slow.
     """
 
     bits: int = 4  # of one worker's integers; lower => fewer bytes, more error
     rotate: int = 12  # butterfly stages: blocks of 2^rotate entries; lower => more scales and error; 30 => full, slower
     saturate: bool = False  # True => the sum stays as narrow as its parts: fewer bytes, more error
+    levels: str = "even"  # "table" => the authors' 16 uneven levels: wider sums, less error
 
     unbiased: ClassVar[bool] = False
     settles: ClassVar[bool] = True
@@ -57,19 +71,23 @@ class THC(Scheme):
             raise ValueError(f"thc: bits must be 2..8, got {self.bits!r}")
         if self.rotate not in range(6, 31):
             raise ValueError(f"thc: rotate must be 6..30 stages, got {self.rotate!r}")
+        if self.levels not in ("even", "table"):
+            raise ValueError(f"thc: levels must be 'even' or 'table', got {self.levels!r}")
+        if self.levels == "table" and (self.bits != 4 or self.saturate):
+            raise ValueError("thc: levels='table' is for bits=4 without saturate: the table has 16 levels")
 
     @property
     def rank_order(self) -> bool:
         return not self.saturate
 
     @property
-    def knob(self) -> Knob:
-        return Knob("bits", (2, 3, 4, 5, 6, 7, 8), self.bits)
+    def knob(self) -> Knob | None:
+        return Knob("bits", (2, 3, 4, 5, 6, 7, 8), self.bits) if self.levels == "even" else None
 
     def width(self, workers: int, bits: int | None = None) -> int:
         """The bits per entry on the wire: ceil(log2(n (2^bits - 1) + 1)), or just `bits` where sums saturate."""
         bits = bits or self.bits
-        width = bits if self.saturate else (workers * ((1 << bits) - 1)).bit_length()
+        width = bits if self.saturate else (workers * self._intervals(bits)).bit_length()
         if width > 32:
             raise ValueError(
                 f"thc: sums of {workers} workers' {bits}-bit integers take {width} bits; 32 at most can travel"
@@ -81,7 +99,7 @@ class THC(Scheme):
         return {"agreement": torch.zeros((), dtype=torch.float32, device=like.device)} if self.saturate else {}
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        bits, flat, workers = int(level), bucket.flat, bucket.workers
+        bits, flat, workers = int(level) or self.bits, bucket.flat, bucket.workers
         width = self.width(workers, bits)
         blocks = rotation(bucket.layout, self.rotate)
         signs = blocks.signs(bucket.keys(shared=True))
@@ -98,14 +116,17 @@ class THC(Scheme):
         offset, low, high = self._steps(bucket, bits)
         kernels.rotate_round(
             flat, blocks.starts, blocks.block, step, offset, low, high, signs=signs,
-            keys=blocks.signs(bucket.keys()), counters=blocks.counters, out=integers, lost=bucket.lost,
+            keys=blocks.signs(bucket.keys()), counters=blocks.counters, out=integers,
+            lost=bucket.lost if self.levels == "even" else None,
         )  # fmt: skip
+        if self.levels == "table":
+            self._to_table(bucket, blocks, integers, step)
         total = yield Sum(integers, width=width, saturate=self.saturate)
 
         share = bucket.scratch.take("thc-share", step.numel(), step.dtype, step.device)
         share = torch.div(step, workers, out=share).to(flat.dtype)
         mean = bucket.scratch.take("thc-mean", flat.numel(), flat.dtype, flat.device) if self.saturate else flat
-        offset = 0.5 if workers % 2 and not self.saturate else 0.0
+        offset = 0.5 if workers % 2 and not self.saturate and self.levels == "even" else 0.0
         kernels.unrotate_sum(
             total, blocks.starts, blocks.block, share, offset, signs=signs, counters=blocks.counters, out=mean
         )
@@ -122,8 +143,36 @@ class THC(Scheme):
         """
         if self.saturate:
             return 0.0, -_largest(bits), _largest(bits)
+        if self.levels == "table":
+            return 0.0, TABLE[0], TABLE[-1]
         half, odd = 1 << (bits - 1), bucket.place % 2
         return 0.5 - odd, odd - half, odd + half - 1
+
+    def _intervals(self, bits: int) -> int:
+        """Between the lowest integer of a worker and its highest."""
+        return TABLE[-1] - TABLE[0] if self.levels == "table" else (1 << bits) - 1
+
+    def _to_table(self, bucket: Bucket, blocks: Rotation, integers: Tensor, step: Tensor) -> None:
+        """Round the grid's integers at random to its points that are in the table, in place; what is lost follows."""
+        device, begin = integers.device, 0
+        below, above, share = (column.to(device) for column in _table_columns())
+        for key, counter, size in zip(
+            blocks.signs(bucket.keys()).tolist(), blocks.counters.tolist(), blocks.stretches, strict=True
+        ):
+            for at in range(0, size, SLICE):
+                some = integers[begin + at : begin + min(at + SLICE, size)]
+                places = counter + at + torch.arange(some.numel(), dtype=torch.int64, device=device)
+                drawn = kernels.random_u32(key ^ _SECOND, places)  # rounding to the grid had the key itself
+                number = some.long() - TABLE[0]
+                some.copy_(torch.where(drawn < share[number], above[number], below[number]))
+            begin += size
+        if bucket.lost is not None:
+            said = bucket.scratch.take("thc-said", bucket.flat.numel(), bucket.flat.dtype, device)
+            kernels.unrotate_sum(
+                integers, blocks.starts, blocks.block, step.to(said.dtype), 0.0,
+                signs=blocks.signs(bucket.keys(shared=True)), counters=blocks.counters, out=said,
+            )  # fmt: skip
+            torch.sub(bucket.flat, said, out=bucket.lost)
 
     def _step_by_norm(
         self, bucket: Bucket, blocks: Rotation, energy: Tensor, bits: int
@@ -132,9 +181,9 @@ class THC(Scheme):
         key = ("roots of lengths", self.rotate, norms.dtype, norms.device)
         roots = bucket.layout.once(key, lambda: blocks.lengths.to(norms).sqrt())
         step = bucket.scratch.take("thc-step", blocks.blocks, norms.dtype, norms.device)
-        torch.mul(norms, REACH, out=step).div_(roots)
+        torch.mul(norms, TABLE_REACH if self.levels == "table" else REACH, out=step).div_(roots)
         # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
-        return torch.minimum(step, norms, out=step).mul_(2 / ((1 << bits) - 1))
+        return torch.minimum(step, norms, out=step).mul_(2 / self._intervals(bits))
 
     def _step_by_agreement(
         self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, bits: int
@@ -177,6 +226,17 @@ def _dots_(bucket: Bucket, mean: Tensor) -> Tensor:
     """
     products = (bucket.flat[s.start : s.stop].mul_(mean[s.start : s.stop]) for s in bucket.segments)
     return torch.stack([product.sum(dtype=torch.float64) for product in products])
+
+
+@cache
+def _table_columns() -> tuple[Tensor, Tensor, Tensor]:
+    """For every integer of the grid: the table's points below and above it, and 2^32 times how often it goes up."""
+    grid = range(TABLE[0], TABLE[-1] + 1)
+    below = [max(point for point in TABLE if point <= number) for number in grid]
+    above = [min(point for point in TABLE if point >= number) for number in grid]
+    share = [(number - low) * 2**32 // max(1, high - low) for number, low, high in zip(grid, below, above, strict=True)]
+    columns = torch.tensor([below, above, share], dtype=torch.int64, device="cpu")
+    return columns[0], columns[1], columns[2]
 
 
 def _holding(width: int) -> torch.dtype:

@@ -27,6 +27,7 @@ class TopK(Codec):
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
+    places: str = "coded"  # "plain" => 32 bits each, as Top-k is usually counted: a baseline, never better
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
@@ -39,7 +40,7 @@ class TopK(Codec):
 
     @property
     def _message(self) -> Message:
-        return Message.of("topk", self.values)
+        return Message.of("topk", self.values, self.places)
 
     @property
     def wide(self) -> bool:

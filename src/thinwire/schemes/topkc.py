@@ -8,8 +8,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from thinwire import kernels
+from thinwire.core import randomness
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import integers
 from thinwire.core.memory import Memory
@@ -37,6 +39,7 @@ class TopKC(Scheme):
     density: float = 0.1  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
     chunk: int = 64  # higher => fewer norms on the wire, a coarser choice
     values: str = "fp16"  # bf16, fp16, fp32, fp64, or the spec of any scheme without memory
+    shuffle: bool = False  # True => chunks of entries from all over the bucket: what locality is worth, never better
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
@@ -47,6 +50,8 @@ class TopKC(Scheme):
         check_density("topkc", self.density)
         if not isinstance(self.chunk, int) or self.chunk < 1:
             raise ValueError(f"topkc: chunk must be a positive integer, got {self.chunk!r}")
+        if not isinstance(self.shuffle, bool):
+            raise ValueError(f"topkc: shuffle must be True or False, got {self.shuffle!r}")
         check_shared_values("topkc", self.values)
 
     @property
@@ -64,6 +69,9 @@ class TopKC(Scheme):
         whole = bucket.layout.once("whole", lambda: integers([0, flat.numel()]))
         kernels.block_statistics(flat, whole, self.chunk, square=own, owed=bucket.owed, total=bucket.lost)
         bucket = bucket.settled()
+        if self.shuffle:
+            entries = self._shuffled(bucket)
+            own.copy_(_gathered(bucket.flat, entries).square_().view(chunks, self.chunk).sum(1))
         if holds_sum(torch.bfloat16, bucket.workers):
             short = bucket.scratch.take("norms", chunks, torch.bfloat16, flat.device)
             norms = own.copy_((yield Sum(short.copy_(own))))
@@ -74,10 +82,30 @@ class TopKC(Scheme):
             return bucket.target.fill_(torch.nan)
         count = kept(level, chunks)
         places = kernels.top_k(norms, count, out=bucket.scratch.take("chunks", count, torch.int32, flat.device))
-        scale = _scale(norms)
-        few = kept_layout(bucket.layout, places.numel() * self.chunk)
-        mean = yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=scale)
+        scale, chunk = _scale(norms), self.chunk
+        if self.shuffle:
+            chosen = entries.view(chunks, chunk)[places.long()].flatten()
+            places, chunk = chosen[chosen >= 0].to(torch.int32), 1
+        few = kept_layout(bucket.layout, places.numel() * chunk)
+        mean = yield from converse_about(bucket, places, few, self.values, chunk=chunk, scale=scale)
         return mean if kernels.at_hand(norms) else kernels.spoil_(mean, norms)
+
+    def _shuffled(self, bucket: Bucket) -> Tensor:
+        """int64: the bucket's entries in an order that all workers draw alike, the same in every step; then -1s."""
+
+        def draw() -> Tensor:
+            names = bucket.layout.names
+            generator = torch.Generator("cpu").manual_seed(randomness.key(bucket.seed, 0, "\n".join(names)) >> 1)
+            numel = bucket.flat.numel()
+            order = torch.randperm(numel, dtype=torch.int64, device="cpu", generator=generator)
+            return functional.pad(order, (0, -numel % self.chunk), value=-1).to(bucket.flat.device)
+
+        return bucket.layout.once(("shuffled", bucket.seed, self.chunk), draw)
+
+
+def _gathered(flat: Tensor, entries: Tensor) -> Tensor:
+    """The entries, and 0 where there is none."""
+    return torch.where(entries >= 0, flat[entries.clamp(min=0)], 0)
 
 
 def _scale(norms: Tensor) -> float | Tensor:

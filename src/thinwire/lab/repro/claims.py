@@ -79,12 +79,26 @@ class Listing:
         return table
 
 
+class Stoppable:
+    """Ctrl-C inside `with` ends that block and no more: what was measured until then is still told."""
+
+    stopped = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        self.stopped = self.stopped or kind is KeyboardInterrupt
+        return kind is KeyboardInterrupt
+
+
 @dataclass(frozen=True)
 class Reproduction:
     """Everything that was measured of one paper."""
 
     claims: Sequence[Claim]
     tables: Sequence[Listing]
+    stopped: bool = False  # by Ctrl-C: only what was finished is here
 
     def show(self, name: str, console: Console) -> None:
         for listing in self.tables:
@@ -96,7 +110,12 @@ class Reproduction:
             verdict = f"[{COLOURS[claim.verdict]}]{claim.verdict}[/]"
             table.add_row(claim.claim, str(claim.measured), claim.expected, claim.source, verdict)
         console.print(table)
+        for claim in self.claims:
+            if claim.reason and not claim.holds:
+                console.print(f"{claim.verdict}: {claim.claim}: {claim.reason}", highlight=False, markup=False)
+        if self.stopped:
+            console.print("stopped: only what was finished is shown")
 
     def as_json(self) -> dict[str, Any]:
         claims = [{name: value for name, value in asdict(claim).items() if value is not None} for claim in self.claims]
-        return {"claims": claims, "tables": [asdict(listing) for listing in self.tables]}
+        return {"claims": claims, "tables": [asdict(listing) for listing in self.tables], "stopped": self.stopped}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from thinwire.lab.repro.claims import Reproduction
 from thinwire.lab.runs.record import Record
@@ -34,12 +34,18 @@ def run(
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task(each)
             count = seeds or SEEDS[each][not quick]
-            result: Reproduction = module.reproduce(
-                quick, data, count, lambda text, bar=bar: progress.update(bar, description=text)
-            )
+
+            def tell(text: str, bar: TaskID = bar, progress: Progress = progress) -> None:
+                progress.update(bar, description=text)
+                if not console.is_terminal:  # nothing is redrawn there: a line each
+                    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+            result: Reproduction = module.reproduce(quick, data, count, tell)
         result.show(each, console)
         about = Record({})
         yield each, {
             **result.as_json(), "quick": quick, "seeds": count, "data": str(data) if data else None,
             "machine": about.machine, "versions": about.versions, "created": about.created,
         }  # fmt: skip
+        if result.stopped:
+            return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
@@ -17,7 +19,7 @@ from thinwire.lab.report import table
 from thinwire.lab.report.progress import LiveTable
 from thinwire.lab.runs import curves, timing
 from thinwire.lab.runs import tune as tuning
-from thinwire.lab.runs.record import Record, Run, RunPlan
+from thinwire.lab.runs.record import CurvePoint, Record, Run, RunPlan
 from thinwire.lab.runs.run import execute
 from thinwire.lab.runs.topology import misfit, parse_topology
 from thinwire.lab.tasks import rates
@@ -25,6 +27,15 @@ from thinwire.lab.tasks.tasks import load_task
 from thinwire.local.outer import parse_outer
 from thinwire.schemes import codec, parse
 from thinwire.steering import Steering
+
+
+class Watcher(Protocol):
+    """Who is told how far runs have come."""
+
+    def started(self, steps: int, metric: str) -> None: ...
+    def advanced(self, point: CurvePoint) -> None: ...
+    def finished(self, run: Run) -> None: ...
+
 
 DEFAULT_TASKS = ("mlp(width=1024)",)
 DEFAULT_EXCHANGES = ("allreduce",)
@@ -95,7 +106,7 @@ def compare(
     try:
         if tune:
             plans = _tune(plans, console)
-        _carry_out(plans, nets, record, json, console)
+        carry_out(plans, nets, record, json, lambda runs: LiveTable(runs, console))
     except KeyboardInterrupt:
         record.interrupted = True
     _finish(record, plans, nets, json, report, console)
@@ -163,10 +174,17 @@ def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
     return [replace(plan, rate=best[tuning.row_of(plan)]) for plan in plans]
 
 
-def _carry_out(
-    plans: Sequence[RunPlan], nets: Sequence[Network], record: Record, json: Path | None, console: Console
+def carry_out(
+    plans: Sequence[RunPlan],
+    nets: Sequence[Network],
+    record: Record,
+    json: Path | None,
+    watched: Callable[[Sequence[RunPlan]], AbstractContextManager[Watcher]],
 ) -> None:
-    """Time a few steps on every link, then train; each run goes into the record as soon as it is whole."""
+    """Time a few steps on every link, then train; each run goes into the record as soon as it is whole.
+
+    watched: is given all that will be run, and makes who is told of it.
+    """
     once = [plan for plan in plans if timing.timeless(plan)]
     always = [replace(plan, network=str(net)) for net in nets for plan in plans if not timing.timeless(plan)]
     timings = [
@@ -179,7 +197,7 @@ def _carry_out(
     ]
     of_net = {str(net): net for net in nets}
     steps: dict[tuple[str, tuning.Row], list[Run]] = {}
-    with LiveTable([*timings, *once, *always], console) as live:
+    with watched([*timings, *once, *always]) as live:
         for run in _on_links(timings, of_net, live):
             steps.setdefault((run.plan.network, tuning.row_of(run.plan)), []).append(run)
             live.finished(run)
@@ -198,7 +216,7 @@ def _carry_out(
             live.finished(run)
 
 
-def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: LiveTable) -> Iterator[Run]:
+def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: Watcher) -> Iterator[Run]:
     """Runs on the links that they name; links that follow each other are opened once."""
     servers = max((parse_topology(plan.exchange).server_count for plan in plans), default=0)
     for name, group in groupby(plans, key=lambda plan: plan.network):
@@ -208,7 +226,7 @@ def _on_links(plans: Sequence[RunPlan], nets: dict[str, Network], live: LiveTabl
                 yield _execute(plan, opened, live)
 
 
-def _execute(plan: RunPlan, opened: shaped.Shaped | None, live: LiveTable) -> Run:
+def _execute(plan: RunPlan, opened: shaped.Shaped | None, live: Watcher) -> Run:
     task = load_task(plan.task, Path(plan.data) if plan.data else None)
     live.started(plan.timed or plan.steps_of(task), task.metric.name)
     return execute(plan, opened, live.advanced)

@@ -46,7 +46,8 @@ def held(run: Run) -> float | None:
 
 def baseline_plan(plan: RunPlan) -> bool:
     """Whether it is what all others are held against."""
-    return (plan.scheme, plan.exchange, plan.every, plan.controller) == (BASELINE, "allreduce", 1, None)
+    found = (plan.scheme, plan.exchange, plan.every, plan.controller, plan.compute)
+    return found == (BASELINE, "allreduce", 1, None, "fp32")
 
 
 def set_targets(runs: Sequence[Run]) -> None:

@@ -42,6 +42,7 @@ class RunPlan:
     rate: float = 1.0  # times the task's own learning rate
     longer: float = 1.0  # so many times `steps`
     tested: bool = True  # the test examples are looked at, once, at the end
+    compute: str = "fp32"  # "bf16": forward and backward under autocast
     timed: int | None = None  # only so many steps, after a few off the clock: how long a step takes
 
     def steps_of(self, task: Task) -> int:
@@ -52,7 +53,8 @@ class RunPlan:
     def name(self) -> str:
         """What is run, in one word; the exchange is named beside it."""
         by = "" if self.controller is None else f" by {self.controller}"
-        return f"{self.scheme}{by}" + (f" every {self.every}" if self.every > 1 else "")
+        every = f" every {self.every}" if self.every > 1 else ""
+        return f"{self.scheme}{by}{every}" + (f", computed in {self.compute}" if self.compute != "fp32" else "")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from thinwire.lab.network import shaped
@@ -84,7 +85,9 @@ def _train(
         began = time.perf_counter()
         batch = next(batches)
         trainer.begin()
-        loss = task.loss(trainer.model(batch.inputs), batch.targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=plan.compute == "bf16"):
+            outputs = trainer.model(batch.inputs)
+        loss = task.loss(outputs.float() if plan.compute == "bf16" else outputs, batch.targets)
         loss.backward()
         trainer.end(loss)
         return time.perf_counter() - began, loss

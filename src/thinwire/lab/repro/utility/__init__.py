@@ -1,0 +1,5 @@
+"""Han et al., 2024, on the utility of gradient compression: its claims, measured beside expected."""
+
+from thinwire.lab.repro.utility.utility import reproduce
+
+__all__ = ["reproduce"]

@@ -1,0 +1,150 @@
+"""Do proxies predict training? Three ladders of design changes, trained once, timed on every link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.lab.network import links
+from thinwire.lab.network.network import Network
+from thinwire.lab.report import table
+from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction, Stoppable
+from thinwire.lab.repro.utility import costs, judged, listings, proxies
+from thinwire.lab.repro.utility.judged import RungResult
+from thinwire.lab.repro.utility.ladders import RUNGS, Rung
+from thinwire.lab.runs import curves
+from thinwire.lab.runs.compare import carry_out
+from thinwire.lab.runs.record import CurvePoint, Record, Run, RunPlan
+from thinwire.lab.tasks.tasks import load_task
+
+WORKERS = 4
+NETWORKS = ("auto:100mbit", "auto:1gbit", "none")
+TASK, LATE = "mlp(width=2048, steps=120, evaluate_every=6)", 60
+QUICK_TASK, QUICK_LATE = "mlp(width=512, steps=40, evaluate_every=2)", 20
+TEXT = "text(steps=600)"  # a transformer; the learning rate falls to zero, so that all end on a plateau
+COUNTS, QUICK_COUNTS = (2, 4, 8), (2, 4)
+TURNS = 3  # of the measurements of scaling
+
+
+def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
+    """Real runs on the lab's network. Ctrl-C ends it with what is finished.
+
+    quick: half of the rungs, a tenth of the model, one link. data: where a text lies, wikitext-2/train.txt; without it
+    nothing is trained on text.
+    """
+    claims: list[Claim] = []
+    tables: list[Listing] = []
+    stop = Stoppable()
+    rungs = [rung for rung in RUNGS if rung.quick or not quick]
+    task, late, counts = (QUICK_TASK, QUICK_LATE, QUICK_COUNTS) if quick else (TASK, LATE, COUNTS)
+    networks = NETWORKS[:1] if quick else NETWORKS
+    errors: dict[str, tuple[float, float]] = {}
+    loaded = load_task(task)
+    with stop:
+        specs = list(dict.fromkeys(rung.spec for rung in rungs))
+        errors = proxies.vnmses(loaded, specs, late, WORKERS, progress)
+        claims += judged.error_claims(errors)
+        alike = [rung for rung in rungs if rung.compute == "fp32"]
+        tables.append(costs.breakdown(alike, loaded.model(), WORKERS, claims, progress))
+        tables.append(costs.scaling(task, networks[0], counts, 1 if quick else TURNS, claims, progress))
+    workloads: list[tuple[str, Path | None, list[Rung], Sequence[str]]] = [(task, None, rungs, networks)]
+    if not quick and data is not None and has_text(data):
+        workloads.append((TEXT, data, [rung for rung in rungs if rung.text], networks[:1]))
+    for name, where, chosen, over in workloads:
+        if not stop.stopped:
+            record = train(name, where, chosen, over, seeds, progress, stop)
+            _tell(record, chosen, errors if where is None else {}, claims, tables)
+    return Reproduction(claims, tables, stopped=stop.stopped)
+
+
+def train(
+    task: str,
+    data: Path | None,
+    rungs: Sequence[Rung],
+    networks: Sequence[str],
+    seeds: int,
+    progress: Progress,
+    stop: Stoppable,
+) -> Record:
+    """Every rung once, then the next seed; each is trained on the loopback and timed on every link."""
+    nets = [links.resolved(network, WORKERS) for network in networks]
+    plans = [
+        RunPlan(task, rung.spec, seed, workers=WORKERS, data=str(data) if data else None, compute=rung.compute)
+        for seed in range(seeds)
+        for rung in rungs
+    ]
+    record = _record(task, rungs, nets, seeds)
+    with stop:
+        carry_out(plans, nets, record, None, lambda runs: Teller(len(runs), progress))
+    curves.set_targets(record.runs)
+    return record
+
+
+def _record(task: str, rungs: Sequence[Rung], nets: Sequence[Network], seeds: int) -> Record:
+    return Record(
+        {
+            "tasks": [task], "schemes": [rung.spec for rung in rungs], "exchanges": ["allreduce"],
+            "network": ", ".join(map(str, nets)), "why_paced": nets[0].why_paced, "seeds": seeds, "workers": WORKERS,
+        }
+    )  # fmt: skip
+
+
+class Teller:
+    """Says which of so many runs is under way, and how far it has come."""
+
+    def __init__(self, runs: int, progress: Progress):
+        self._runs, self._done, self._progress = runs, 0, progress
+        self._steps = 1
+
+    def __enter__(self) -> Teller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def started(self, steps: int, metric: str) -> None:
+        self._steps = steps
+        self._progress(f"run {self._done + 1} of {self._runs}")
+
+    def advanced(self, point: CurvePoint) -> None:
+        self._progress(f"run {self._done + 1} of {self._runs}: step {point.step} of {self._steps}, {point.score:.3g}")
+
+    def finished(self, run: Run) -> None:
+        self._done += 1
+
+
+def _tell(
+    record: Record,
+    rungs: Sequence[Rung],
+    errors: dict[str, tuple[float, float]],
+    claims: list[Claim],
+    tables: list[Listing],
+) -> None:
+    """The claims and the tables of what was trained, link by link."""
+    if not record.runs:
+        return
+    by_link: dict[str, list[RungResult]] = {}
+    for each in record.by_network():
+        results = results_of(rungs, each, errors)
+        by_link[each.runs[0].plan.network] = results
+        claims += judged.claims_of(results, each)
+        tables.append(listings.result_table(results, each))
+        tables.append(listings.order_table(results, each))
+    claims += judged.between_links(by_link, record.config["tasks"][0])
+
+
+def results_of(rungs: Sequence[Rung], record: Record, errors: dict[str, tuple[float, float]]) -> list[RungResult]:
+    """Of the rungs that have runs."""
+    rows = {row.scheme: row for row in table.summarise(record)}
+    runs: dict[str, list[Run]] = {}
+    for run in record.runs:
+        runs.setdefault(run.plan.name, []).append(run)
+    return [
+        RungResult(rung, rows[rung.name], errors.get(rung.spec), tuple(runs[rung.name]))
+        for rung in rungs
+        if rung.name in rows
+    ]
+
+
+def has_text(folder: Path) -> bool:
+    return folder.is_file() or any((folder / part / "train.txt").is_file() for part in ("", "wikitext-2"))
