@@ -62,7 +62,13 @@ class AllReduce:
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         arithmetic.check_route(self.route, scheme)
-        self.join(group, device if streams(group, device) else CPU)
+        streamed = streams(group, device)
+        if streamed and scheme.sized_by_numbers:
+            raise ValueError(
+                f"{scheme.spec}: its messages are as long as the gradients have it, and nobody waits for {device} to "
+                "know that; accepted: bits= instead of budget=, or a group of gloo, whose buckets come to the CPU"
+            )
+        self.join(group, device if streamed else CPU)
         self._beside, self._brought = group, device != self.device
         if self.device.type == "cpu":
             self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
