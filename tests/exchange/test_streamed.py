@@ -123,6 +123,26 @@ def test_whose_messages_are_as_long_as_the_gradients_have_it_is_refused(monkeypa
             allreduce.AllReduce().open(FakeGroup(cuda=FakeNCCL()), wrapped, torch.device("cuda:1"))
 
 
+def test_seconds_are_the_device_s_and_are_read_when_they_are_known(monkeypatch):
+    names = ("encode_seconds", "wire_seconds", "exposed_seconds")
+    with monkeypatch.context() as patch, on_a_device(patch) as device:
+        reducer = wire("topk(density=0.1)", Played(device, WORKERS))
+        seen = []
+        for step in range(3):
+            train(reducer, 1, device.bring)
+            seen.append([reducer.stats()[name] for name in names])
+            if step == 1:
+                device.done = {SIDE: device.known[SIDE][SIDE]}  # and training's stream is not there yet
+                seen.append([reducer.stats()[name] for name in names])
+        device.done = {stream: clock[stream] for stream, clock in device.known.items()}
+        seen.append([reducer.stats()[name] for name in names])
+        again = [reducer.stats()[name] for name in names]
+    nothing, still_nothing, some, no_more, all_ = seen
+    assert all(seconds < 0.5 for seconds in (*nothing, *still_nothing)), "nothing is known, and nobody waits to know"
+    assert some[0] >= 10 and some[2] < 0.5, "spans are read in order, up to the first that is not over"
+    assert all_[0] > no_more[0] >= some[0] and all_[1] > 0 and all_[2] >= 3 and again == all_
+
+
 @pytest.mark.parametrize("forgotten", ["turn", "join", "work"])
 def test_a_wait_that_is_forgotten_is_found(forgotten, monkeypatch):
     """By the played device: what it says of the lane is worth something."""
