@@ -25,7 +25,7 @@ def quantize_bank(
     check.flat("out", out, dtypes=(torch.uint8,), like=x, numel=blocks.packed)
     check.optional("lost", lost, dtypes=_FLOAT, like=x, numel=x.numel())
     if keys is not None:
-        check.draws(keys, counters, starts, blocks.stretches, x.numel())
+        check.draws(keys, counters, starts, blocks.stretches, x)
     implementation(reference.quantize_bank, x.device, x.dtype)(
         x, starts, bank, row, scale, keys=keys, counters=counters, out=out, lost=lost
     )

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import carried
 from thinwire.kernels.backends.triton.launch import launch
 from thinwire.kernels.backends.triton.pieces import cut, effective, place, random_share, scrambled
-from thinwire.kernels.backends.triton.places import Places, kept, moved, places, together
+from thinwire.kernels.backends.triton.places import Places, kept, places, together
 from thinwire.kernels.levels import Levels
 
 ROWS = 128  # pieces of a tile: 1,024 entries
@@ -132,7 +133,7 @@ def _encode(x, starts, block, bits, ranges, levels, keys, counters, out, lost, r
     where = _cut(starts, block, bits, x)
     launch(
         _quantize, where.tiles, x, where.table, where.stretch, ranges,
-        None if keys is None else moved(keys, x.device), None if keys is None else kept(counters, x.device),
+        None if keys is None else carried(keys, x.device), None if keys is None else kept(counters, x.device),
         levels, row, rows, out, lost, BLOCK=block, BITS=bits, ROWS=ROWS,
     )  # fmt: skip
 
