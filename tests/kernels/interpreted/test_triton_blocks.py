@@ -10,7 +10,7 @@ from thinwire import kernels
 from thinwire.kernels import Levels, reference
 from thinwire.lab.bench.cases import tnq_levels
 
-LENGTHS = [0, 1, 7, 8, 64, 100, 1024, 2048, 3000, 70_000]
+LENGTHS = [0, 1, 7, 8, 64, 100, 1024, 1500, 2048, 70_000]
 BLOCKS = st.sampled_from(LENGTHS)
 HALVES = st.sampled_from([torch.float16, torch.bfloat16])
 FLOATS = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
