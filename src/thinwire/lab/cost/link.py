@@ -52,6 +52,8 @@ def measure_levels(
     exchange: Callable[[], AllReduce], group: dist.ProcessGroup, local: int, device: torch.device = CPU
 ) -> Link:
     """The links of machines of `local` workers each: flat, inside a machine, and between those of one place each."""
+    if local == 1:
+        return measure(exchange(), group, device=device)
     inner, outer = node_groups(local)
     flat = measure(exchange(), group, device=device)
     kinds = dict(flat.kinds)

@@ -107,10 +107,7 @@ def survey(
     own = noise.brought({name: p.grad for name, p in model.module.named_parameters() if p.grad is not None})
     gradients, sampled = noise.measure(own, group, device) if learns else None, noise.sample(own)
     tell("the link")
-    if local == 1:
-        link = links.measure(exchange(), group, device=device)
-    else:
-        link = links.measure_levels(exchange, group, local, device)
+    link = links.measure_levels(exchange, group, local, device)
     host = links.host(group, device)
     meeting = rehearsed(Barrier(), MEETINGS)
     met = real(Barrier(), MEETINGS)
