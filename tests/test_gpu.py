@@ -10,7 +10,8 @@ from helpers.ranks import launch, outcome
 pytestmark = pytest.mark.gpu
 
 SPECS = [
-    "fp16", "qsgd(bits=4)", "tnq(bits=4)", "topk(density=0.05)", "powersgd(factor_rank=2)", "thc(bits=4)",
+    "fp16", "qsgd(bits=4)", "tnq(bits=4)", "tnq(group='tensor')", "tnq(model='powerlaw')", "topk(density=0.05)",
+    "powersgd(factor_rank=2)", "thc(bits=4)",
     "eden(bits=2)", "topkc(density=0.2, chunk=8)",
 ]  # fmt: skip
 SCRIPT = """
@@ -46,6 +47,37 @@ print(json.dumps({"weights": found.double().sum().item(), "bits": hash(found.num
                   "first": losses[0].item(), "last": losses[-1].item(), "bytes": wire.stats()["bytes_sent"]}))
 dist.destroy_process_group()
 """
+
+
+ADVISED = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import thinwire as tw
+
+rank = int(os.environ["RANK"])
+dist.init_process_group(sys.argv[1])
+net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Dropout(0.5), torch.nn.Linear(512, 10)).to(f"cuda:{rank}")
+model = DDP(net, device_ids=[rank])
+before = [p.detach().clone() for p in net.parameters()], torch.cuda.get_rng_state(rank)
+found = tw.advise(model, torch.randn(64, 256, device=f"cuda:{rank}"), schemes=["qsgd(bits=4)", "tnq(group='tensor')"])
+assert all(torch.equal(a, b) for a, b in zip(before[0], net.parameters()))
+assert torch.equal(before[1], torch.cuda.get_rng_state(rank))
+print(json.dumps(found.as_json()))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_advice_on_two_cards(backend):
+    told = []
+    for process in launch(ADVISED, 2, backend):
+        code, out, err = outcome(process, 300)
+        assert code == 0, err
+        told.append(json.loads(out.splitlines()[-1]))
+    assert told[0]["rows"] == told[1]["rows"] and len(told[0]["rows"]) == 3
+    assert all(row["seconds"] > 0 for row in told[0]["rows"])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")

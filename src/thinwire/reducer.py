@@ -308,7 +308,10 @@ class Reducer:
         return self.step
 
     def stats(self) -> dict[str, float]:
-        """Totals since the start (or since that of the run a checkpoint resumed): bytes, messages, seconds, steps."""
+        """Totals since the start (or since that of the run a checkpoint resumed): bytes, messages, seconds, steps.
+
+        No device is waited for: its seconds are those of the work that it is known to have done.
+        """
         totals = {
             "bytes_sent": 0.0,  # left this worker
             "bytes_given": 0.0,  # handed to collectives
@@ -318,8 +321,10 @@ class Reducer:
             "wire_seconds": 0.0,  # waiting for answers there
             "exposed_seconds": 0.0,  # training not getting on meanwhile
         }
-        totals |= self.exchange.transport.ledger.totals()
         lane = self.exchange.lane
+        if lane is not None:
+            lane.catch_up()
+        totals |= self.exchange.transport.ledger.totals()
         totals |= {
             "steps": float(self.steps),
             "level": float(self.level),

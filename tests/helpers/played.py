@@ -53,6 +53,7 @@ class Device(TorchDispatchMode):
     """Plays one device. Entered, it watches all that PyTorch does."""
 
     current: str = TRAINING
+    done: dict[str, float] = field(default_factory=dict)  # by stream: how far it is known to have got; else nowhere
     watch_host: bool = True
     collectives: list[tuple] = field(default_factory=list)
     operations: int = 0
@@ -86,6 +87,14 @@ class Device(TorchDispatchMode):
 
     def join(self):
         self.wait(self.current, dict(self.known[SIDE]))
+
+    def mark(self):
+        return self.current, self.step(self.current)
+
+    def seconds(self, begin, end):
+        """One for each thing that a stream did."""
+        assert begin[0] == end[0], "a span is one stream's"
+        return end[1] - begin[1] if end[1] <= self.done.get(end[0], 0) else None
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -176,6 +185,12 @@ class NoDevice:
 
     def join(self):
         """There is nobody to wait for."""
+
+    def mark(self):
+        return 0.0
+
+    def seconds(self, begin, end):
+        return end - begin
 
 
 class PlayedTransport(Rehearsed):

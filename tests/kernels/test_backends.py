@@ -10,10 +10,10 @@ from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, fast, implementation
 
 SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
-JUDGEMENTS = {"at_hand", "doubt", "seen_nonfinite", "spoil_", "warm_up"}  # of other operations, whatever does those
+JUDGEMENTS = {"at_hand", "carried", "doubt", "seen_nonfinite", "spoil_", "warm_up"}  # whatever does the others
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
-WITHOUT_NATIVE = {"keep_finite_", "random_u32"}
+WITHOUT_NATIVE = {"dequantize_bank_add", "keep_finite_", "quantize_bank", "random_u32"}  # a device needs them
 WITHOUT_TRITON = {"draw_places", "keep_", "sum_halves"}  # places in CPU memory, a copy, and what is for gloo
 
 N, BLOCK, BITS = 300, 64, 4
@@ -21,6 +21,8 @@ STARTS, KEYS, COUNTERS = torch.tensor([0, 100, N]), torch.tensor([5, -7]), torch
 RANGES = torch.full((6,), 2.5)  # 2 blocks of the first stretch, 4 of the second
 LEVELS = Levels(torch.linspace(-1, 1, 1 << BITS))
 PLACES = torch.arange(0, N, 7, dtype=torch.int32)
+BANK = torch.stack([torch.linspace(-1, 1, 1 << BITS).pow(power) for power in (1, 3, 5)])
+BANK = torch.stack([BANK, torch.cat([1 / BANK.diff(), torch.zeros(3, 1)], dim=1)], dim=2)
 
 
 FACTORS = torch.linspace(-1, 1, 40).view(4, 10), torch.linspace(-2, 1, 120).view(4, 30)
@@ -49,6 +51,19 @@ def decoded(operation, *how):
 def decoded_sum(operation, how):
     out = x()
     operation([codes(), codes() * 3], STARTS, BLOCK, how, [RANGES, RANGES / 3], 0.3, out=out)
+    return out
+
+
+def banked(operation):
+    out, lost = torch.zeros(N // 2, dtype=torch.uint8), torch.zeros(N)
+    how = {"keys": KEYS, "counters": COUNTERS, "out": out, "lost": lost}
+    operation(x(), STARTS, BANK, torch.tensor([2, 0]), RANGES[:2], **how)
+    return torch.cat([out.float(), lost])
+
+
+def unbanked(operation):
+    codes, out = torch.arange(N // 2).mul(37).to(torch.uint8), x()
+    operation(codes, STARTS, BANK, torch.tensor([2, 0]), RANGES[:2], 0.3, out=out)
     return out
 
 
@@ -111,6 +126,7 @@ CASES = {
     "block_statistics": lambda call: statistics(call),
     "cast_add": lambda call: into(call, x().half(), 0.3, x(1)),
     "decode_indices": lambda call: call(reference.encode_indices(PLACES, N), len(PLACES), N),
+    "dequantize_bank_add": lambda call: unbanked(call),
     "dequantize_levels_add": lambda call: decoded(call, LEVELS, RANGES),
     "dequantize_levels_sum": lambda call: decoded_sum(call, LEVELS),
     "dequantize_uniform_add": lambda call: decoded(call, BITS, RANGES),
@@ -123,6 +139,7 @@ CASES = {
     "outer_product": lambda call: into(call, *FACTORS, torch.zeros(10, 30)),
     "pack_ints": lambda call: into(call, ints(N), BITS, torch.zeros(N // 2, dtype=torch.uint8)),
     "put_": lambda call: within(call, x(), PLACES, x(1)[: len(PLACES)]),
+    "quantize_bank": lambda call: banked(call),
     "quantize_levels": lambda call: quantized(call, LEVELS, RANGES),
     "quantize_uniform": lambda call: quantized(call, BITS, RANGES),
     "random_u32": lambda call: call(KEYS[:1], torch.arange(N)),

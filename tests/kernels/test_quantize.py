@@ -148,6 +148,40 @@ def test_results_do_not_depend_on_threads(backend, threads, bits):
         assert all(torch.equal(a, b) for a, b in zip(outcome, outcomes[0], strict=True))
 
 
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_a_bank_is_a_table_for_every_stretch(bits):
+    """To the bit what each stretch's own table makes; and NaN for one that is not there."""
+    starts, x = torch.tensor([0, 5, 5, 400, 1000, 1100]), torch.randn(1100)
+    tables = [Levels(tnq_levels(bits) * factor) for factor in (1.0, 0.5, 3.0)]
+    bank, row = torch.stack([each.interval for each in tables]), torch.tensor([2, 0, 1, 0, 3])
+    scale, keys = torch.tensor([1.0, 2.0, 0.5, torch.inf, 1.0]), torch.arange(5)
+    codes, lost, out = torch.zeros(kernels.packed_bytes(starts, 0, bits), dtype=torch.uint8), x.clone(), x.clone()
+    kernels.quantize_bank(lost, starts, bank, row, scale, keys=keys, counters=keys, out=codes, lost=lost)
+    kernels.dequantize_bank_add(codes, starts, bank, row, scale, 0.3, out=out)
+    at = 0
+    for number, (begin, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+        own, which = torch.tensor([0, end - begin]), (scale[number : number + 1], keys[number : number + 1])
+        size, table = kernels.packed_bytes(own, 0, bits), tables[row[number] % 3]
+        expected, left, added = torch.zeros(size, dtype=torch.uint8), x[begin:end].clone(), x[begin:end].clone()
+        if number == 4:
+            which = (scale[3:4], which[1])
+        how = {"keys": which[1], "counters": which[1], "out": expected, "lost": left}
+        kernels.quantize_levels(left, own, 0, table, which[0], **how)
+        kernels.dequantize_levels_add(expected, own, 0, table, which[0], 0.3, out=added)
+        assert torch.equal(codes[at : at + size], expected)
+        assert torch.equal(lost[begin:end].nan_to_num(), left.nan_to_num())
+        assert torch.equal(out[begin:end].nan_to_num(), added.nan_to_num())
+        at += size
+    assert bool(out[400:].isnan().all()) and bool(out[:400].isfinite().all())
+
+
+@pytest.mark.parametrize("bank", [torch.zeros(0, 4, 2), torch.zeros(3, 5, 2), torch.zeros(3, 4), torch.zeros(3, 4, 1)])
+def test_what_is_no_bank_is_refused(bank):
+    one, codes = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="bank must be"):
+        kernels.dequantize_bank_add(codes, torch.tensor([0, 3]), bank, one, torch.ones(1), 1.0, out=torch.zeros(3))
+
+
 def test_residual_may_overwrite_its_input(backend):
     x, starts = torch.randn(1001), torch.tensor([0, 1001])
     radius, codes = torch.full((1,), 4.0), torch.zeros(501, dtype=torch.uint8)

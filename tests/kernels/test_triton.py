@@ -3,6 +3,7 @@ an operation takes of fresh memory is less than the message."""
 
 import importlib
 import inspect
+import re
 import sys
 
 import pytest
@@ -32,12 +33,37 @@ HOT = (
 )
 
 
+FUSED = re.compile(r"^\s+v_(?:pk_)?(?:fma|fmac|mac|mad)(?!\w*_[ui]\d)\w* .*$", re.MULTILINE)
+INTEGER = ("0x4f800000", "0xcf800000")  # 2^32: of a division of integers
+
+
+def check_amd(assembly, name):
+    """What is fused belongs to a division (5 each) or a root (2), to round it right, or adds -0: a product."""
+    fused = [line for line in FUSED.findall(assembly) if "neg(0)" not in line and not any(n in line for n in INTEGER)]
+    assert len(fused) == 5 * assembly.count("v_div_fixup_f") + 2 * assembly.count("v_sqrt_f32"), (name, fused)
+    assert re.findall(r"amdhsa_float_(?:round|denorm)_mode_32 (\d)", assembly) == ["0", "3"], "to even; all denormals"
+
+
+def test_a_fused_multiply_add_is_seen():
+    modes = ".amdhsa_float_round_mode_32 0\n.amdhsa_float_denorm_mode_32 3\n"
+    check_amd(f"{modes}\tv_fma_mix_f32 v5, v5, s4, neg(0)\n\tv_mad_u64_u32 v1, v2, v3, v4\n", "a product")
+    for line in (
+        "v_fma_f32 v1, v2, v3, v4",
+        "v_fmac_f32_e32 v1, v2, v3",
+        "v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7]",
+    ):
+        with pytest.raises(AssertionError):
+            check_amd(f"{modes}\t{line}\n", "fused")
+
+
 def check_exact(binary):
     """A card's own arithmetic is to round as numpy's, which the interpreter computes with."""
     name = binary.launch.kernel.fn.__name__
     assert binary.size > 0 and binary.shared <= 48 << 10, name
     if binary.target.startswith("sm"):
         assert not [what for what in INEXACT if what in binary.assembly], name
+    else:
+        check_amd(binary.assembly, name)
     assert binary.stack == 0 or name not in HOT, (name, binary.stack)
 
 

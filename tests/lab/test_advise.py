@@ -17,7 +17,9 @@ import thinwire as tw
 from helpers.costs import ROOMY, a_link, a_talk
 from helpers.world import run_world
 from thinwire import cli
-from thinwire.lab.cost import noise
+from thinwire.exchange.collectives import AllReduced
+from thinwire.lab.cost import link as links
+from thinwire.lab.cost import noise, rehearsal
 from thinwire.lab.cost.advice_text import bits
 from thinwire.lab.cost.advise import Advice, Given, default_schemes
 from thinwire.lab.cost.advise_command import advise_on_networks, check_sentence, parameters
@@ -167,6 +169,53 @@ def test_advice_prints_and_is_json():
 @pytest.mark.parametrize("value, text", [(None, "never"), (math.inf, "always"), (3e6, "3 Mbit/s"), (5e4, "50 kbit/s")])
 def test_bandwidths_in_words(value, text):
     assert bits(value) == text
+
+
+class SlowCard:
+    """Is given work and does it later; the clock is the host's."""
+
+    def __init__(self):
+        self.now, self.given = 0.0, 0.0
+
+    def work(self, seconds):
+        self.given += seconds
+        self.now += 0.001  # a launch
+
+    def synchronize(self, device):
+        assert device == torch.device("cuda:1")
+        self.now, self.given = self.now + self.given, 0.0
+
+
+def test_seconds_on_a_device_are_its_own_and_not_those_of_launches(monkeypatch):
+    card = SlowCard()
+    monkeypatch.setattr(torch.cuda, "synchronize", card.synchronize)
+    monkeypatch.setattr(rehearsal.time, "perf_counter", lambda: card.now)
+    lane = rehearsal.RehearsalLane(rehearsal.Rehearsed(), lambda: None, torch.device("cuda:1"))
+    lane.timer = lambda: card.now
+
+    def talk(scratch):
+        card.work(3.0)
+        yield [AllReduced(torch.zeros(4), rehearsal._PretendedGroup(2))]
+        card.work(5.0)
+        return torch.zeros(1)
+
+    began = lane.clock()
+    card.work(7.0)  # backward
+    lane.submit(talk, last=True, done=lambda error: None)
+    card.work(2.0)
+    assert lane.clock() - began == pytest.approx(9.002), "what training computed, and nothing of the exchange"
+    (bucket,) = lane.buckets
+    assert bucket.ready - began == pytest.approx(7.001)
+    assert [turn.think_seconds for turn in bucket.turns] == pytest.approx([3.001, 5.001])
+
+
+def test_a_link_is_measured_where_the_buckets_are():
+    device, group = torch.device("meta"), rehearsal._PretendedGroup(3)
+    made = [links._all_reduced(group, device, torch.float16, 4096), links._all_gathered(group, device, 4096)]
+    made.append(links._all_to_all(group, device, 4096))
+    assert all(each.tensor.device == device for each in made)
+    assert all(each.out.device == device for each in made[1:])
+    assert all(each.amounts()["bytes_sent"] == pytest.approx(4096, rel=0.01) for each in made)
 
 
 # -- real groups ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import thinwire as tw
 from thinwire.core import theory
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
-from thinwire.schemes import parse
+from thinwire.schemes import _banks, parse
 
 
 def laplace(count, seed=0, scale=1.0):
@@ -157,6 +157,83 @@ def test_the_power_law_beats_laplace_on_heavy_tails(bits):
     errors = {levels: mse(f"tnq(bits={bits}, model='powerlaw', levels='{levels}')", x) for levels in theory.SHAPES}
     assert errors["nonuniform"] < min(laplace_error, mse(f"tnq(bits={bits}, group='tensor')", x))
     assert errors["nonuniform"] < errors["biscaled"] < errors["uniform"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_a_sample_does_not_show_still_makes_a_tensor_not_finite(bad):
+    x = student(40_000)
+    x[1] = bad  # every third is looked at
+    assert not bool(said("tnq(model='powerlaw')", x).isfinite().any())
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Nothing is at hand, as on a device."""
+    for place in ("thinwire.kernels.at_hand", "thinwire.kernels.blockstats.at_hand"):
+        monkeypatch.setattr(place, lambda x: False)
+
+
+DEVICE_SPECS = [
+    "tnq(group='tensor')", "tnq(bits=8, group='tensor', constant='average')", "tnq(bits=1, group='tensor')",
+    "nq(group='tensor')", "nq(bits=7, group='tensor')", "tnq(model='powerlaw')", "tnq(model='powerlaw', bits=2)",
+    "tnq(model='powerlaw', levels='uniform')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", DEVICE_SPECS)
+def test_tables_of_a_bank_say_the_same_to_the_bit(spec, unseen, monkeypatch):
+    """Of tensors of every kind: with tails, without, one entry alone, constant, zero, not finite, tiny, huge."""
+    alone = torch.zeros(999)
+    alone[7] = 5.0
+    kinds = [
+        student(30_011), laplace(5000), student(900, 1), alone, torch.ones(64), torch.zeros(40), laplace(300),
+        laplace(5000) * 1e-40, laplace(5000) * 1e34, student(70_000, 3).clamp(-2, 2), laplace(2000) / 0, laplace(1),
+    ]  # fmt: skip
+    layout = Layout.of([(str(number), kind.shape) for number, kind in enumerate(kinds)])
+    codec, made = parse(spec), []
+    for at_hand in (False, True):
+        with monkeypatch.context() as patch:
+            if at_hand:
+                patch.setattr("thinwire.kernels.at_hand", lambda x: True)
+            lost, out = torch.zeros(layout.numel), torch.zeros(layout.numel)
+            bucket = Bucket(torch.cat(kinds), layout, lost=lost)
+            data = codec.payload(bucket, codec.level)
+            codec.decode_add(data, layout, codec.level, out, 0.3)
+            made.append((data, lost, out))
+    for ours, theirs in zip(*made, strict=True):
+        assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("shape", theory.SHAPES)
+def test_power_laws_are_fitted_alike_and_have_the_same_tables(shape):
+    magnitudes = [student(count, seed).abs() for seed, count in enumerate((320, 500, 4000, 16_384))]
+    magnitudes += [magnitudes[2] * 1e-30, laplace(1000).abs(), torch.zeros(400), torch.full((400,), math.nan)]
+    fits = _banks.fit_power_laws(magnitudes, 3, shape)
+    laws = [theory.PowerLaw.fit(each, 3, shape) for each in magnitudes]
+    assert [law is not None for law in laws] == (fits.exponent > 0).tolist()
+    assert sum(law is not None for law in laws) >= 3
+    known = [number for number, law in enumerate(laws) if law is not None]
+    for number in known:
+        law, (threshold, knee, exponent, tail) = laws[number], (float(each[number]) for each in fits)
+        assert exponent == law.exponent and tail == pytest.approx(law.tail, rel=1e-7)
+        assert knee == pytest.approx(law.knee, rel=1e-12)
+        assert threshold == pytest.approx(law.threshold(3, shape), rel=1e-12)
+    ratios = [float(np.float32(2 ** (number / 16))) for number in (1, 9, 40)]
+    rows = torch.tensor([[ratio, laws[known[0]].exponent, 0.05] for ratio in ratios])
+    bank, row = _banks.PowerLaw(3, shape=shape).bank(rows)
+    for number, each in enumerate(rows.tolist()):
+        assert torch.equal(bank[row[number], :, 0], _banks.power_law(3, shape, *each).table)
+
+
+@pytest.mark.parametrize("spec", ["tnq(group='tensor')", "tnq(model='powerlaw')", "nq(group='tensor')"])
+def test_senseless_shapes_decode_to_nan_where_nobody_looks(spec, unseen):
+    codec, layout = parse(spec), Layout.of([("a", (40,)), ("b", (50,))])
+    for bad in (-1.0, 0.0, math.inf, math.nan):
+        data = codec.payload(Bucket(laplace(90), layout), codec.level)
+        data[8 : data.numel() - 45].view(torch.float32)[0] = bad
+        out = torch.zeros(90)
+        codec.decode_add(data, layout, codec.level, out, 1.0)
+        assert bool(out[:40].isnan().all()) and bool(out[40:].isfinite().all())
 
 
 def test_fallbacks_are_counted():

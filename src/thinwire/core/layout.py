@@ -76,6 +76,15 @@ class Layout:
     def name_hashes(self) -> np.ndarray:
         return np.array([randomness.name_hash(name) for name in self.names], dtype=np.uint64)
 
+    def name_hashes_on(self, device: torch.device) -> Tensor:
+        """int64[S], moved there once."""
+        hashes = torch.from_numpy(self.name_hashes.view(np.int64))
+        return self.once(("name hashes", device), lambda: hashes.to(device))
+
+    def lengths_on(self, device: torch.device) -> Tensor:
+        """int64[S]: how many elements each segment has; moved there once."""
+        return self.once(("lengths", device), lambda: torch.diff(self.starts).to(device))
+
     def blocks(self, block: int) -> int:
         """How many blocks of at most `block` elements the segments hold; blocks do not cross tensors."""
         if not block:

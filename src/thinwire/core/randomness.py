@@ -8,7 +8,6 @@ import hashlib
 from functools import lru_cache
 
 import numpy as np
-import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
@@ -44,10 +43,9 @@ def keys(seed: int, step: int, name_hashes: np.ndarray, worker: int) -> np.ndarr
     return (value ^ (value >> np.uint64(31))).view(np.int64)
 
 
-def keys_on_device(seed: Tensor, step: int, name_hashes: np.ndarray, worker: int) -> Tensor:
-    """`keys` of a seed that is on a device, there: nobody waits to know it."""
-    hashes = torch.from_numpy(name_hashes.view(np.int64)).to(seed.device)
-    return _mixed(hashes ^ _mixed(_mixed(_mixed(seed) ^ step) ^ worker))
+def keys_on_device(seed: Tensor, step: int, name_hashes: Tensor, worker: int) -> Tensor:
+    """`keys` of a seed that is on a device, there, as the hashes are (int64): nobody waits to know it."""
+    return _mixed(name_hashes ^ _mixed(_mixed(_mixed(seed) ^ step) ^ worker))
 
 
 def _mixed(value: Tensor) -> Tensor:

@@ -92,6 +92,11 @@ class Scheme(Specced, ABC):
         return self.exact
 
     @property
+    def sized_by_numbers(self) -> bool:
+        """Whether the sizes of its messages follow from what is in the buckets, so that the host must look there."""
+        return False
+
+    @property
     def remembers(self) -> bool:
         """Whether what its messages lost is added to the next ones."""
         return False
@@ -240,6 +245,7 @@ class Wrapper(Scheme):
     rank_order, in_place, settles = (_of_inner(each) for each in ("rank_order", "in_place", "settles"))
     shared_state, matrices = _of_inner("shared_state"), _of_inner("matrices")
     wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
+    sized_by_numbers = _of_inner("sized_by_numbers")
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return self.scheme.init(name, like, seed)

@@ -20,6 +20,7 @@ Constant: TypeAlias = Literal["worst", "average"]
 Shape: TypeAlias = Literal["uniform", "nonuniform", "biscaled"]
 SHAPES = ("uniform", "nonuniform", "biscaled")
 TAILS = (0.025, 0.05, 0.1)  # the mass beyond a knee on one side, for the knees that are tried
+FEWEST = 320  # entries that a power law is fitted to: 16 beyond the farthest knee
 SPLITS = np.linspace(0.001, 0.999, 999)  # where bi-scaled levels may change their spacing, in thresholds
 
 # Rounding between levels a step apart has variance step^2/4 at worst and step^2/6 on average; each gives its own k.
@@ -129,7 +130,7 @@ class PowerLaw:
         tell and coarse enough for thresholds to be remembered.
         """
         numel = magnitudes.numel()
-        if numel * 2 * TAILS[0] < 16:
+        if numel < FEWEST:
             return None
         logs = magnitudes.topk(int(numel * 2 * TAILS[-1]) + 1).values.double().log()
         for tail in TAILS:

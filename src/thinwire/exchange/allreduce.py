@@ -62,7 +62,7 @@ class AllReduce:
         if self.lane is not None:
             raise ValueError("this AllReduce is in use by another attach(); make one for each")
         arithmetic.check_route(self.route, scheme)
-        self.join(group, device if streams(group, device) else CPU)
+        self.join(group, workplace(group, scheme, device))
         self._beside, self._brought = group, device != self.device
         if self.device.type == "cpu":
             self.lane = Threaded(self.transport, f"thinwire-lane-{dist.get_rank()}")
@@ -214,6 +214,18 @@ def _bytes(bucket: Bucket, name: str, size: int) -> Tensor:
 def _destroy(group: dist.ProcessGroup) -> None:
     with suppress(ValueError, AssertionError):  # destroyed already
         dist.destroy_process_group(group)
+
+
+def workplace(group: dist.ProcessGroup, scheme: Scheme, device: torch.device) -> torch.device:
+    """Where the conversations about a device's buckets are held. ValueError for a scheme that cannot be held there."""
+    if not streams(group, device):
+        return CPU
+    if scheme.sized_by_numbers:
+        raise ValueError(
+            f"{scheme.spec}: its messages are as long as the gradients have it, and nobody waits for {device} to know "
+            "that; accepted: bits= instead of budget=, or a group of gloo, whose buckets come to the CPU"
+        )
+    return device
 
 
 def streams(group: dist.ProcessGroup, device: torch.device) -> bool:

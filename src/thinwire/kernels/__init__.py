@@ -1,6 +1,8 @@
 """The operations that touch every entry: checked here, done by one of the `backends`."""
 
 from thinwire.kernels.backends import native, reference
+from thinwire.kernels.backends.memory import carried
+from thinwire.kernels.bank import dequantize_bank_add, quantize_bank
 from thinwire.kernels.blockstats import (
     all_finite,
     at_hand,
@@ -34,11 +36,11 @@ from thinwire.kernels.warm import Shapes, warm_up
 
 __all__ = [
     "Levels", "Shapes", "add_packed", "add_packed_saturating", "all_finite", "at_hand", "block_absmax",
-    "block_statistics", "cast_add", "decode_indices", "dequantize_levels_add", "dequantize_levels_sum",
-    "dequantize_uniform_add", "dequantize_uniform_sum", "doubt", "draw_places", "encode_indices", "gather",
-    "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow", "native", "outer_product", "pack_ints",
-    "packed_bytes", "packed_int_bytes", "padded_numel", "put_", "quantize_levels", "quantize_uniform", "random_u32",
-    "reference", "rotate_quantize", "rotate_round", "scale_cast", "scatter_add", "seen_nonfinite", "spoil_",
-    "sum_halves", "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "warm_up",
-    "widen",
+    "block_statistics", "carried", "cast_add", "decode_indices", "dequantize_bank_add", "dequantize_levels_add",
+    "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum", "doubt", "draw_places",
+    "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow", "native",
+    "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_", "quantize_bank",
+    "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize", "rotate_round", "scale_cast",
+    "scatter_add", "seen_nonfinite", "spoil_", "sum_halves", "take_", "times_columns", "times_rows", "top_k",
+    "unrotate_levels_sum", "unrotate_sum", "warm_up", "widen",
 ]  # fmt: skip

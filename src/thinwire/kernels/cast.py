@@ -19,7 +19,7 @@ def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = N
     check.flat("x", x, dtypes=check.FLOATS)
     check.flat("out", out, dtypes=check.FLOATS, like=x, numel=x.numel())
     check.optional("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
-    if lost is not None and out.data_ptr() == x.data_ptr() and x.numel():
+    if lost is not None and out.data_ptr() == x.data_ptr() != 0:  # 0: there is no memory
         raise ValueError("what is lost follows from x, which out must not overwrite")
     implementation(reference.scale_cast, x.device, x.dtype, out.dtype)(x, weight, out, lost=lost, back=back)
 

@@ -99,10 +99,13 @@ def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = Non
     return BlockSizes(len(spans), count, packed)
 
 
-def draws(keys: Tensor, counters: Tensor, starts: Tensor, stretches: int, numel: int) -> None:
-    """Every stretch has a key and a first counter, and counters do not run out before the end of the buffer."""
-    flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=stretches)
+def draws(keys: Tensor, counters: Tensor, starts: Tensor, stretches: int, like: Tensor) -> None:
+    """Every stretch has a key and a first counter, and counters do not run out before the end of the buffer, `like`.
+
+    Keys are in CPU memory, or where the buffer is, if they came in a message.
+    """
+    flat("keys", keys, dtypes=(torch.int64,), like=like if keys.device == like.device else starts, numel=stretches)
     flat("counters", counters, dtypes=(torch.int64,), like=starts, numel=stretches)
     first = counters.tolist()
-    if min(first, default=0) < 0 or max(first, default=0) + numel > COUNTERS:
+    if min(first, default=0) < 0 or max(first, default=0) + like.numel() > COUNTERS:
         raise ValueError(f"counters must stay in 0..2^32 to the end of the buffer, got {first[:8]}")

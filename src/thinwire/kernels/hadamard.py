@@ -21,7 +21,7 @@ def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: 
     if block & (block - 1):
         raise ValueError(f"block must be a power of two, got {block}")
     stretches = check.blocks(starts, block, numel=x.numel()).stretches
-    check.draws(keys, counters, starts, stretches, x.numel())
+    check.draws(keys, counters, starts, stretches, x)
     implementation(reference.hadamard_, x.device, x.dtype)(
         x, starts, block, keys=keys, counters=counters, inverse=inverse
     )

@@ -109,7 +109,7 @@ def _check_encode(x, starts, block, bits, ranges, keys, counters, out, lost) -> 
     check.flat("out", out, dtypes=(torch.uint8,), like=x, numel=blocks.packed)
     check.optional("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
     if keys is not None:
-        check.draws(keys, counters, starts, blocks.stretches, x.numel())
+        check.draws(keys, counters, starts, blocks.stretches, x)
 
 
 def _check_decode(codes, starts, block, bits, ranges, out) -> None:

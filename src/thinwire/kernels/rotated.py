@@ -41,7 +41,7 @@ def rotate_round(
     check.within("high", high, low, min(ends.max, 1 << 20))
     check.optional("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
     for each in (signs, keys):
-        check.draws(each, counters, starts, len(check.bounds(starts)), x.numel())
+        check.draws(each, counters, starts, len(check.bounds(starts)), x)
     implementation(reference.rotate_round, x.device, x.dtype, step.dtype)(
         x, starts, block, step, offset, low, high, signs=signs, keys=keys, counters=counters, out=out, lost=lost
     )
@@ -56,7 +56,7 @@ def unrotate_sum(
     count = _check_blocks(starts, block, out.numel())
     check.flat("scale", scale, dtypes=_WORKING, like=out, numel=count)
     check.flat("total", total, dtypes=INTEGERS, like=out, numel=padded_numel(starts, block))
-    check.draws(signs, counters, starts, len(check.bounds(starts)), out.numel())
+    check.draws(signs, counters, starts, len(check.bounds(starts)), out)
     implementation(reference.unrotate_sum, out.device, out.dtype, scale.dtype)(
         total, starts, block, scale, offset, signs=signs, counters=counters, out=out
     )
@@ -76,7 +76,7 @@ def rotate_quantize(
     check.flat("scale", scale, dtypes=_WORKING, like=x, numel=count)
     check.flat("out", out, dtypes=(torch.uint8,), like=x, numel=padded_numel(starts, block) * levels.bits // 8)
     check.optional("lost", lost, dtypes=(x.dtype,), like=x, numel=x.numel())
-    check.draws(signs, counters, starts, len(check.bounds(starts)), x.numel())
+    check.draws(signs, counters, starts, len(check.bounds(starts)), x)
     implementation(reference.rotate_quantize, x.device, x.dtype, scale.dtype)(
         x, starts, block, levels, signs=signs, counters=counters, scale=scale, out=out, lost=lost
     )
@@ -93,7 +93,7 @@ def unrotate_levels_sum(
     for each_codes, each_scale, each_signs in zip(codes, scale, signs, strict=True):
         check.flat("codes", each_codes, dtypes=(torch.uint8,), like=out, numel=size)
         check.flat("scale", each_scale, dtypes=_WORKING, like=out, numel=count)
-        check.draws(each_signs, counters, starts, stretches, out.numel())
+        check.draws(each_signs, counters, starts, stretches, out)
     implementation(reference.unrotate_levels_sum, out.device, out.dtype, *(each.dtype for each in scale))(
         codes, starts, block, levels, scale, weight, signs=signs, counters=counters, out=out, add=add
     )

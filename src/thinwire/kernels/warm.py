@@ -108,7 +108,23 @@ def _quantizers(device: torch.device, shapes: Shapes) -> Calls:
             ),
         }
     counters = torch.zeros(n, dtype=torch.int64, device=device)
-    return calls | {"random_u32": lambda: kernels.random_u32(7, counters)}
+    return calls | _bank(device, shapes) | {"random_u32": lambda: kernels.random_u32(7, counters)}
+
+
+def _bank(device: torch.device, shapes: Shapes) -> Calls:
+    x, starts, one = _floats(device, shapes.numel), _integers_in_cpu(0, shapes.numel), _integers_in_cpu(0)
+    codes = _bytes(device, kernels.packed_bytes(starts, 0, shapes.bits))
+    bank = torch.ones(3, 1 << shapes.bits, 2, dtype=torch.float32, device=device)
+    how = starts, bank, torch.zeros(1, dtype=torch.int64, device=device), _floats(device, 1)
+
+    def encode(lost: Tensor | None) -> None:
+        kernels.quantize_bank(x, *how, keys=one, counters=one, out=codes, lost=lost)
+
+    return {
+        "quantize_bank": lambda: encode(None),
+        "quantize_bank, lost": lambda: encode(x),
+        "dequantize_bank_add": lambda: kernels.dequantize_bank_add(codes, *how, 0.5, out=x),
+    }
 
 
 def _integers(device: torch.device, shapes: Shapes) -> Calls:

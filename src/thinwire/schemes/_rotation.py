@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from thinwire.core.layout import Layout, integers
 from thinwire.kernels.backends.reference.rotated import SMALLEST
+
+
+class Tables(NamedTuple):
+    owners: Tensor  # of every stretch: the number of its tensor
+    lengths: Tensor  # of every block
+    block_owners: Tensor  # the number of its tensor
 
 
 class Rotation:
@@ -32,19 +41,24 @@ class Rotation:
                 begin += size
         self.numel = sum(lengths)  # padded
         self.starts = integers([begin for begin, _ in spans] + [layout.numel])
-        self.owners = integers(owners)
         self.counters = integers(counters)
-        self.lengths = integers(lengths)  # of every block
         self.stretches = tuple(stretches)  # their padded lengths
-        self.block_owners = integers(block_owners)  # the number of its tensor
+        self._tables = Tables(integers(owners), integers(lengths), integers(block_owners))
+        self._there: dict[torch.device, Tables] = {}
 
     @property
     def blocks(self) -> int:
-        return len(self.lengths)
+        return len(self._tables.lengths)
 
     def signs(self, keys: Tensor) -> Tensor:
         """The rotation's key for every stretch, from one for each tensor."""
-        return keys[self.owners]
+        return keys[self.on(keys.device).owners]
+
+    def on(self, device: torch.device) -> Tables:
+        """What is indexed by, on a device; moved there once."""
+        if device not in self._there:
+            self._there[device] = Tables(*(each.to(device) for each in self._tables))
+        return self._there[device]
 
 
 def rotation(layout: Layout, stages: int) -> Rotation:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core import theory
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout, integers
-
-# The 2^bits levels over [-1, 1] for one row of shape parameters.
-Table: TypeAlias = Callable[[tuple[float, ...]], kernels.Levels]
-
+from thinwire.schemes import _banks
 
 BLOCK = 1024  # entries that share a scale unless asked otherwise: 32/1024 of a bit each
 
@@ -83,20 +78,12 @@ def _lengths(layout: Layout, block: int) -> Tensor:
     return integers(lengths)
 
 
-@lru_cache(maxsize=1024)
-def laplace(bits: int, ratio: float) -> kernels.Levels:
-    """The levels for a Laplace tensor whose range is `ratio` of its scales."""
-    if not 0 < ratio < math.inf:
-        raise ValueError(f"a range of {ratio} scales in a payload")
-    return kernels.Levels.of(theory.laplace_unit_levels(bits, ratio))
-
-
 def laplace_blocks(bits: int, block: int, threshold: float) -> kernels.Levels:
     """One shape for all blocks, truncated at `threshold` scales or at their largest entries.
 
     Those lie ln(block) + 0.58 scales out on average, by Laplace's law: levels for what is beyond would go unused.
     """
-    return laplace(bits, min(threshold, math.log(block) + 0.58))
+    return _banks.laplace(bits, min(threshold, math.log(block) + 0.58))
 
 
 @lru_cache(maxsize=64)
@@ -124,17 +111,16 @@ def norms(bucket: Bucket, block: int, out: Tensor) -> None:
     torch.where(held, torch.maximum(square.sqrt_(), largest), largest, out=out)
 
 
-def coarse(ratio: Tensor) -> Tensor:
-    """`ratio` up to the next 16th of a binary order: few enough values for their tables to be kept."""
-    return torch.exp2(torch.ceil(torch.log2(ratio.double()) * 16) / 16).to(ratio.dtype)
-
-
-def encode(bucket: Bucket, bits: int, radius: Tensor, shapes: Tensor, table: Table, codes: Tensor) -> None:
-    """Quantise tensor j to radius[j] * table(shapes[j]), rounding at random."""
+def encode(bucket: Bucket, radius: Tensor, shapes: Tensor, tables: _banks.Laplace, codes: Tensor) -> None:
+    """Quantise tensor j to radius[j] * the table of shapes[j], rounding at random."""
     keys = bucket.keys()
-    for first, last, a, b, row, code in _runs(bucket.layout, bits, shapes, codes):
+    if not kernels.at_hand(shapes):
+        how = {"keys": keys, "counters": bucket.layout.counters, "out": codes, "lost": bucket.lost}
+        kernels.quantize_bank(bucket.flat, bucket.layout.starts, *tables.bank(shapes), radius, **how)
+        return
+    for first, last, a, b, row, code in _runs(bucket.layout, tables.bits, shapes, codes):
         kernels.quantize_levels(
-            bucket.flat[a:b], bucket.layout.starts[first : last + 1] - a, 0, table(row), radius[first:last],
+            bucket.flat[a:b], bucket.layout.starts[first : last + 1] - a, 0, tables.levels(row), radius[first:last],
             keys=keys[first:last], counters=bucket.layout.counters[first:last], out=code,
             lost=None if bucket.lost is None else bucket.lost[a:b],
         )  # fmt: skip
@@ -143,17 +129,19 @@ def encode(bucket: Bucket, bits: int, radius: Tensor, shapes: Tensor, table: Tab
 def decode_add(
     codes: Tensor,
     layout: Layout,
-    bits: int,
     radius: Tensor,
     shapes: Tensor,
-    table: Table,
+    tables: _banks.Laplace,
     weight: float,
     out: Tensor,
 ) -> None:
     """out += weight * what `encode` made."""
-    for first, last, a, b, row, code in _runs(layout, bits, shapes, codes):
+    if not kernels.at_hand(shapes):
+        kernels.dequantize_bank_add(codes, layout.starts, *tables.bank(shapes), radius, weight, out=out)
+        return
+    for first, last, a, b, row, code in _runs(layout, tables.bits, shapes, codes):
         starts = layout.starts[first : last + 1] - a
-        kernels.dequantize_levels_add(code, starts, 0, table(row), radius[first:last], weight, out=out[a:b])
+        kernels.dequantize_levels_add(code, starts, 0, tables.levels(row), radius[first:last], weight, out=out[a:b])
 
 
 def _runs(

@@ -14,6 +14,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean, Sum, holds_sum
 from thinwire.core.scheme import Codec, Conversation
+from thinwire.kernels.backends.memory import pieces
 
 
 class _Cast(Codec):
@@ -69,11 +70,14 @@ class _Cast(Codec):
         if lost is None or (kernels.at_hand(lost) and kernels.all_finite(lost)):
             return
         most = (1 - 2.0**-8) * torch.finfo(self.dtype).max  # so that no rounding takes a sum of them beyond
-        ends = (flat / workers).clamp_(-most / workers, most / workers)
-        ends = torch.where(flat.isfinite(), ends, flat).to(narrow.dtype)
         # `narrow` is not finite where `lost` is not; on a device that is known only there.
-        narrow.copy_(ends if kernels.at_hand(lost) else torch.where(kernels.doubt(lost) == 0, narrow, ends))
-        torch.sub(flat, narrow.to(flat.dtype), alpha=workers, out=lost)
+        fine = None if kernels.at_hand(lost) else kernels.doubt(lost) == 0
+        for whole, said, left in zip(pieces(flat), pieces(narrow), pieces(lost), strict=True):
+            ends = torch.div(whole, workers, out=left).clamp_(-most / workers, most / workers)
+            finite = torch.lt(whole, torch.inf).logical_and_(torch.gt(whole, -torch.inf))
+            ends = torch.where(finite, ends, whole, out=left)
+            said.copy_(ends) if fine is None else torch.where(fine, said, ends.to(said.dtype), out=said)
+            torch.sub(whole, left.copy_(said), alpha=workers, out=left)
 
     def lossless(self, dtype: torch.dtype) -> bool:
         return torch.promote_types(dtype, self.dtype) is self.dtype

@@ -93,7 +93,8 @@ class EDEN(Codec):
 def _signs(key: int | Tensor, layout: Layout, blocks: Rotation) -> Tensor:
     """The rotation's key for every stretch, from the payload's key; on the payload's device, where that is one."""
     if isinstance(key, Tensor) and not kernels.at_hand(key):
-        return blocks.signs(randomness.keys_on_device(key, 0, layout.name_hashes, randomness.SHARED))
+        hashes = layout.name_hashes_on(key.device)
+        return blocks.signs(randomness.keys_on_device(key, 0, hashes, randomness.SHARED))
     keys = randomness.keys(int(key), 0, layout.name_hashes, randomness.SHARED)
     return blocks.signs(torch.from_numpy(keys))
 

@@ -14,7 +14,7 @@ from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
-from thinwire.schemes import _tables
+from thinwire.schemes import _banks, _tables
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class NQ(Codec):
             return
         c = torch.empty_like(radius)
         kernels.block_statistics(bucket.flat, layout.starts, 0, absmean=c, absmax=radius)
-        whole = _tables.coarse((radius / c).clamp(min=1.0))
+        whole = _banks.coarse((radius / c).clamp(min=1.0))
         reach.copy_(torch.where(torch.isfinite(whole), whole, 1.0)[:, None])
-        _tables.encode(bucket, bits, radius, reach, lambda shape: _tables.laplace(bits, *shape), codes)
+        _tables.encode(bucket, radius, reach, _banks.Laplace(bits), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
@@ -82,9 +82,7 @@ class NQ(Codec):
             table = _tables.laplace_blocks(bits, self.block, math.inf)
             kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
         else:
-            _tables.decode_add(
-                codes, layout, bits, radius, reach, lambda shape: _tables.laplace(bits, *shape), weight, out
-            )
+            _tables.decode_add(codes, layout, radius, reach, _banks.Laplace(bits), weight, out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         if not self.block:

@@ -53,7 +53,7 @@ class RandomK(Scheme):
         few = layout.once(("few", level), lambda: _few(layout, level))
         places = bucket.scratch.take("drawn", few.numel, torch.int32)
         kernels.draw_places(layout.starts, few.starts, bucket.keys(shared=True), out=places)
-        return (yield from converse_about(bucket, places.to(flat.device), few, self.values))
+        return (yield from converse_about(bucket, kernels.carried(places, flat.device), few, self.values))
 
 
 def _few(layout: Layout, density: float) -> Layout:

@@ -48,7 +48,7 @@ class TernGrad(Codec):
         square = torch.empty_like(radius)
         kernels.block_statistics(bucket.flat, starts, 0, absmax=radius, square=square)
         if self.clip:
-            deviation = (square / torch.diff(starts).to(square.device)).sqrt()
+            deviation = (square / bucket.layout.lengths_on(square.device)).sqrt()
             torch.minimum(radius, self.clip * deviation, out=radius)
         kernels.quantize_levels(
             bucket.flat, starts, 0, _ternary(), radius,

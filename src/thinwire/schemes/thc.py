@@ -179,7 +179,7 @@ class THC(Scheme):
     ) -> Generator[Request, Tensor, Tensor]:
         norms = yield Max(energy.sqrt_())
         key = ("roots of lengths", self.rotate, norms.dtype, norms.device)
-        roots = bucket.layout.once(key, lambda: blocks.lengths.to(norms).sqrt())
+        roots = bucket.layout.once(key, lambda: blocks.on(norms.device).lengths.to(norms).sqrt())
         step = bucket.scratch.take("thc-step", blocks.blocks, norms.dtype, norms.device)
         torch.mul(norms, TABLE_REACH if self.levels == "table" else REACH, out=step).div_(roots)
         # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
@@ -196,9 +196,9 @@ class THC(Scheme):
         # 1 for independent gradients, sqrt(n) for equal ones; before the first round, half way between.
         coherence = agreement / theory.saturated_cosine(bits, workers)
         coherence = torch.where(agreement > 0, coherence, workers**0.25).clamp(max=math.sqrt(workers))
-        deviation = (energy / blocks.lengths.to(energy.device)).sqrt()
+        deviation = (energy / blocks.on(energy.device).lengths).sqrt()
         kappa = theory.saturation_kappa(bits, workers)
-        return energy, deviation * coherence[blocks.block_owners.to(energy.device)] * (kappa / _largest(bits))
+        return energy, deviation * coherence[blocks.on(energy.device).block_owners] * (kappa / _largest(bits))
 
     def _remember(self, bucket: Bucket, memory: Memory, blocks: Rotation, energy: Tensor, mean: Tensor) -> None:
         """Keep <x, mean>/(|mean| sqrt(E)), tensor by tensor: over all workers that sums to about |sum of x|/sqrt(E).
@@ -208,7 +208,7 @@ class THC(Scheme):
         """
         square = torch.empty(len(bucket.segments), dtype=torch.float32, device=mean.device)
         kernels.block_statistics(mean, bucket.layout.starts, 0, square=square)
-        total = torch.zeros_like(square).index_add_(0, blocks.block_owners.to(mean.device), energy)
+        total = torch.zeros_like(square).index_add_(0, blocks.on(mean.device).block_owners, energy)
         agreement = _dots_(bucket, mean) / (square.double() * total.double()).sqrt()
         values = agreement.tolist() if kernels.at_hand(agreement) else agreement.float().unbind()
         for name, value in zip(bucket.layout.names, values, strict=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.core import theory
 from thinwire.core.bucket import Bucket
-from thinwire.core.layout import Layout, Selection
+from thinwire.core.layout import Layout, Selection, integers
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean, Sum
 from thinwire.core.scheme import Codec, Conversation, Knob
-from thinwire.schemes import _tables
+from thinwire.schemes import _banks, _tables
 
 SAMPLE = 16384  # entries of a tensor that a tail is fitted to
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -94,6 +94,10 @@ class TNQ(Codec):
         return self.budget is None
 
     @property
+    def sized_by_numbers(self) -> bool:
+        return self.budget is not None
+
+    @property
     def knob(self) -> Knob:
         if self.budget is None:
             return Knob("bits", _WIDTHS, self.bits)
@@ -125,7 +129,7 @@ class TNQ(Codec):
         self._fit_laplace(group, bits, radius, shapes)
         if self.model == "powerlaw":
             self._fit_tails(bucket, bits, group.largest, radius, shapes)
-        _tables.encode(bucket, bits, radius, shapes, self._table_for(bits), codes)
+        _tables.encode(bucket, radius, shapes, self._tables_of(bits), codes)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
@@ -135,7 +139,7 @@ class TNQ(Codec):
             table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
             kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
         else:
-            _tables.decode_add(codes, layout, bits, radius, shapes, self._table_for(bits), weight, out)
+            _tables.decode_add(codes, layout, radius, shapes, self._tables_of(bits), weight, out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         if not self.block:
@@ -154,13 +158,11 @@ class TNQ(Codec):
         """The truncation threshold, in scales."""
         return theory.laplace_threshold(bits, constant=self.constant)  # type: ignore[arg-type]
 
-    def _table_for(self, bits: int) -> _tables.Table:
-        def table(shape: tuple[float, ...]) -> kernels.Levels:
-            if len(shape) == 1 or shape[1] == 0:
-                return _tables.laplace(bits, shape[0])
-            return _power_law_table(bits, self.levels, *shape)
-
-        return table
+    def _tables_of(self, bits: int) -> _banks.Laplace:
+        threshold = self._threshold(bits)
+        if self.model == "laplace":
+            return _banks.Laplace(bits, threshold)
+        return _banks.PowerLaw(bits, threshold, self.levels)
 
     def _fit_laplace(self, group: _tables.Statistics, bits: int, radius: Tensor, shapes: Tensor) -> None:
         """Choose between truncation and the whole range; write each tensor's radius and the shape of its levels.
@@ -174,18 +176,40 @@ class TNQ(Codec):
         reach = torch.where(alone, largest / group.mean, reach)
         whole = (reach < ratio) | alone
         shapes.zero_()
-        shapes[:, 0] = torch.where(whole, _tables.coarse(reach), ratio)
+        shapes[:, 0] = torch.where(whole, _banks.coarse(reach), ratio)
         radius.copy_(torch.where(whole, largest, radius))
 
     def _fit_tails(self, bucket: Bucket, bits: int, largest: Tensor, radius: Tensor, shapes: Tensor) -> None:
-        """Give tensors with a power-law tail its threshold and levels; leave others to Laplace: an exponent of 0."""
-        for j, segment in enumerate(bucket.segments):
-            values = bucket.flat[segment.start : segment.stop : -(-segment.numel // SAMPLE)]
+        """Give tensors with a power-law tail its threshold and levels; leave others to Laplace: an exponent of 0.
+
+        So are those in which something is not finite: a sample need not show that, and their radius must.
+        """
+        if not kernels.at_hand(largest):
+            self._fit_tails_there(bucket, bits, largest, radius, shapes)
+            return
+        for j, values in enumerate(_samples(bucket)):
             law = theory.PowerLaw.fit(values.abs(), bits, self.levels)  # type: ignore[arg-type]
-            if law is not None:
+            if law is not None and math.isfinite(float(largest[j])):
                 radius[j] = min(law.threshold(bits, self.levels), float(largest[j]))  # type: ignore[arg-type]
                 shapes[j] = shapes.new_tensor([float(radius[j]) / law.knee, law.exponent, law.tail])
-                shapes[j, 0] = _tables.coarse(shapes[j, 0])
+                shapes[j, 0] = _banks.coarse(shapes[j, 0])
+
+    def _fit_tails_there(self, bucket: Bucket, bits: int, largest: Tensor, radius: Tensor, shapes: Tensor) -> None:
+        """The same of a device's bucket: all tensors at once, and nobody looks."""
+        samples = _samples(bucket)
+        enough = [j for j, values in enumerate(samples) if values.numel() >= theory.FEWEST]
+        if not enough:
+            return
+        key = ("tnq: enough to fit a tail to", bucket.flat.device)
+        which = bucket.layout.once(key, lambda: integers(enough).to(bucket.flat.device))
+        law = _banks.fit_power_laws([samples[j].abs() for j in enough], bits, self.levels)
+        most = largest[which]
+        reach = torch.minimum(law.threshold, most.double()).to(radius.dtype)
+        ratio = _banks.coarse((reach.double() / law.knee).to(shapes.dtype))
+        found = (law.exponent > 0) & torch.isfinite(most)
+        own = torch.stack([ratio, law.exponent.to(ratio.dtype), law.tail.to(ratio.dtype)], dim=1)
+        radius.index_copy_(0, which, torch.where(found, reach, radius[which]))
+        shapes.index_copy_(0, which, torch.where(found[:, None], own, shapes[which]))
 
     # Laplace fallbacks, and budgets.
 
@@ -201,7 +225,7 @@ class TNQ(Codec):
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         if self.budget is not None:
             return (yield from self._share_out(bucket, level))
-        if self.model != "powerlaw":
+        if self.model != "powerlaw" or not kernels.at_hand(bucket.flat):  # whom counting would have to wait for
             return (yield Mean(self, bucket, level))
         fallbacks = memory[bucket.layout.names[0], "fallbacks"]
 
@@ -246,9 +270,6 @@ def _part(bucket: Bucket, tensors: Selection, width: int) -> Bucket:
     return replace(bucket, flat=flat, layout=tensors.layout, lost=lost, owed=None, scratch=scratch)
 
 
-@lru_cache(maxsize=1024)
-def _power_law_table(bits: int, levels: str, ratio: float, exponent: float, tail: float) -> kernels.Levels:
-    if not (1 <= ratio < float("inf") and 3 < exponent <= 5 and 0 < tail < 0.5):
-        raise ValueError(f"tnq: a power law with {ratio=}, {exponent=}, {tail=} in a payload")
-    table = theory.power_law_unit_levels(exponent, tail, bits, levels, ratio)  # type: ignore[arg-type]
-    return kernels.Levels.of(table)
+def _samples(bucket: Bucket) -> list[Tensor]:
+    """Of every tensor the entries that a tail is fitted to."""
+    return [bucket.flat[s.start : s.stop : max(1, -(-s.numel // SAMPLE))] for s in bucket.segments]

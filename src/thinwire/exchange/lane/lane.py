@@ -75,6 +75,9 @@ class Lane(ABC):
     def close(self) -> None:
         """Fail what is under way. Safe to call twice."""
 
+    def catch_up(self) -> None:  # noqa: B027 - a CPU's are known at once
+        """Have the ledger know all seconds that are known by now. Nobody is waited for."""
+
     @property
     def scratch_bytes(self) -> int:
         return sum(scratch.nbytes for scratch in self._scratches)
@@ -99,25 +102,32 @@ class Lane(ABC):
     def _advance(self, job: Job) -> None:
         """Wait for the job's answers, let it compute, start what it asks for next."""
         assert job.rounds is not None
-        began = time.perf_counter()
+        began = self._moment()
         for work in job.works:
             work.wait()
         if job.works:
             self._answered, job.works = job.works, []
-        answered = time.perf_counter()
+        answered = self._moment()
         wanted, result = None, None
         try:
             wanted = next(job.rounds)
         except StopIteration as stop:
             result = stop.value
-        # One entry, not two timers: this runs twice and more for every bucket.
-        self.transport.ledger.add(wire_seconds=answered - began, encode_seconds=time.perf_counter() - answered)
+        self._account(began, answered, self._moment())
         if wanted is None:
             self._active.remove(job)
             job.end(result, None)
             return
         for collective in wanted:
             job.works.append(self.transport.start(collective))
+
+    def _moment(self) -> Any:
+        """Now, for `_account`."""
+        return time.perf_counter()
+
+    def _account(self, began: Any, answered: Any, computed: Any) -> None:
+        # One entry, not two timers: this runs twice and more for every bucket.
+        self.transport.ledger.add(wire_seconds=answered - began, encode_seconds=computed - answered)
 
     def _fail(self, error: BaseException, job: Job | None) -> None:
         self.error = self.error or error

@@ -8,13 +8,17 @@ and no group of our own: the training thread starts all of it, on the model's ow
 
 Nothing here waits. To "wait" for a collective makes the stream wait for it; and with the end of a step training's
 stream waits for ours, so that whoever comes after, there, finds means, and may use again what memory we had.
+
+Seconds are the device's: marks are left in the streams, and read when the device has long passed them.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -34,6 +38,14 @@ class Side(Protocol):
         """Have training's stream go on after all that the side has to do so far."""
         ...
 
+    def mark(self) -> Any:
+        """A moment in the stream that work is given to now."""
+        ...
+
+    def seconds(self, begin: Any, end: Any) -> float | None:
+        """Between two marks of one stream; None as long as the device has not come to the second. Nobody waits."""
+        ...
+
 
 class Streamed(Lane):
     """A stream of its own, and nobody but the training thread to feed it.
@@ -46,6 +58,8 @@ class Streamed(Lane):
         super().__init__(transport)
         self._side = side
         self._closed = False
+        self._spans: deque[tuple[str, Any, Any]] = deque()  # whose seconds are to be read, oldest first
+        self._reading = threading.Lock()  # whoever asks for statistics reads them, too
 
     def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
         """As on every lane. On return the job's first round is on its way; with the last of a step, all are."""
@@ -63,8 +77,27 @@ class Streamed(Lane):
         except BaseException as error:
             self._fail(error, job)
         if last:
+            ready = self._side.mark()
             self._side.join()
+            self._spans.append(("exposed_seconds", ready, self._side.mark()))
         return job
+
+    def _moment(self) -> Any:
+        return self._side.mark()
+
+    def _account(self, began: Any, answered: Any, computed: Any) -> None:
+        self._spans += ("wire_seconds", began, answered), ("encode_seconds", answered, computed)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        with self._reading:
+            while self._spans:
+                name, begin, end = self._spans[0]
+                seconds = self._side.seconds(begin, end)
+                if seconds is None:
+                    return
+                self._spans.popleft()
+                self.transport.ledger.add(**{name: seconds})
 
     def close(self) -> None:
         self._closed = True
@@ -87,3 +120,11 @@ class CudaSide:
 
     def join(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
+        return begin.elapsed_time(end) / 1000 if end.query() else None

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from thinwire.core.partition import small
 from thinwire.core.scheme import Codec
-from thinwire.exchange.objects import all_gather_objects
+from thinwire.exchange.exchange import CPU
+from thinwire.exchange.objects import all_gather_objects, device_of
 from thinwire.exchange.simulation import Simulation
+from thinwire.lab.cost.link import settle
 from thinwire.lab.tasks.estimates import vnmse
 from thinwire.schemes import parse
 
@@ -49,15 +51,26 @@ class Gradients:
         return 1 + KAPPA * noise / self.signal
 
 
-def measure(local: Mapping[str, Tensor], group: dist.ProcessGroup) -> Gradients:
+def brought(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in CPU memory; those of a device are pinned, so that all are on their way before one is waited for."""
+    found = {}
+    for name, tensor in gradients.items():
+        found[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+        found[name].copy_(tensor, non_blocking=True)
+    for device in {tensor.device for tensor in gradients.values()}:
+        settle(device)
+    return found
+
+
+def measure(local: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch.device = CPU) -> Gradients:
     """Of every worker's own gradient. What passes between them is a sketch: few numbers whose squared length is that of
     the whole, but for half a percent.
     """
     flat = torch.cat([tensor.reshape(-1).float() for tensor in local.values()])
     workers = dist.get_world_size(group)
-    mean = _sketch(flat)
+    mean = _sketch(flat).to(device_of(group, device))
     dist.all_reduce(mean, group=group)
-    each = sum(all_gather_objects(flat.double().square().sum().item(), group)) / workers
+    each = sum(all_gather_objects(flat.double().square().sum().item(), group, device)) / workers
     together = (mean / workers).double().square().sum().item()
     signal = (workers * together - each) / (workers - 1)
     return Gradients(workers, each, max(signal, 0.01 * each))  # what is all noise has no measurable signal

@@ -23,13 +23,14 @@ from thinwire.core.memory import Memory
 from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic
-from thinwire.exchange.allreduce import AllReduce
+from thinwire.exchange.allreduce import AllReduce, workplace
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
 from thinwire.exchange.exchange import CPU, Exchange
 from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
 from thinwire.exchange.transport import Transport
 from thinwire.front import attach
+from thinwire.lab.cost.link import settle
 from thinwire.lab.cost.model import BETWEEN, INSIDE, BucketTrace, Message, Step, Turn, kind_of
 
 _UNWATCHED = nullcontext()
@@ -86,7 +87,7 @@ class Barrier(Scheme):
     summary: ClassVar[str] = "nothing but the waiting for each other"
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        yield Sum(bucket.scratch.take("barrier", 1, torch.float32).zero_())
+        yield Sum(bucket.scratch.take("barrier", 1, torch.float32, bucket.flat.device).zero_())
         return bucket.flat
 
 
@@ -100,12 +101,14 @@ def perform(
     restore: Callable[[], object] = lambda: None,
 ) -> list[float]:
     """The seconds of `steps` real steps of `train()`, over a real exchange."""
-    seconds = []
+    seconds, device = [], next(model.parameters()).device
     with attach(model, scheme, exchange=exchange):
         for _ in range(WARM_STEPS + steps):
             restore()
+            settle(device)
             began = time.perf_counter()
             train()
+            settle(device)
             seconds.append(time.perf_counter() - began)
     return seconds[WARM_STEPS:]
 
@@ -121,8 +124,9 @@ class Rehearsal(AllReduce):
 
     def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         arithmetic.check_route(self.route, scheme)
+        self.device = CPU if group is None else workplace(group, scheme, device)
         self.group: dist.ProcessGroup = _PretendedGroup(self.workers)  # type: ignore[assignment]
-        self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
+        self.lane: Lane | None = RehearsalLane(self.transport, self._meet, device)
 
     def direct(self, scheme: Scheme) -> None:
         """All conversations go over the lane, the shortest too."""
@@ -145,7 +149,8 @@ class RehearsalOfLevels(Hierarchical):
     def open(self, group: dist.ProcessGroup | None, scheme: Scheme, device: torch.device = CPU) -> None:
         self._there.group, self._back.group, self._outer.group = *[self._given[0]] * 2, self._given[1]
         self._outer.workers, self._outer.worker = self._given[1].size(), 0
-        self.lane: Lane | None = RehearsalLane(self.transport, self._meet)
+        self._everyone.device = CPU if group is None else workplace(group, scheme, device)
+        self.lane: Lane | None = RehearsalLane(self.transport, self._meet, device)
 
     def agree(self, given: Mapping[str, str] | None) -> None:
         """Copies agree."""
@@ -192,19 +197,22 @@ class _Answered:
 class RehearsalLane(Lane):
     """Holds a conversation from start to end where it is submitted, and keeps the time.
 
-    `clock` stands still meanwhile: it shows the training thread's own seconds.
+    `clock` stands still meanwhile: it shows the training thread's own seconds. No clock is read before a device has
+    done all that it was given: so nothing overlaps there, and a job's seconds are those of its kernels.
     """
 
-    def __init__(self, transport: Transport, meet: Callable[[], object]):
+    def __init__(self, transport: Transport, meet: Callable[[], object], device: torch.device = CPU):
         super().__init__(transport)
         self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
         self.buckets: list[BucketTrace] = []
         self.timer = time.perf_counter  # of what a job thinks
         self.watch: Callable[[], AbstractContextManager[None]] | None = None  # entered while a job thinks
         self._meet = meet
+        self._device = device
         self._away = 0.0
 
     def clock(self) -> float:
+        settle(self._device)
         return time.perf_counter() - self._away
 
     def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
@@ -218,11 +226,13 @@ class RehearsalLane(Lane):
                     wanted = next(rounds)
             except StopIteration as stop:
                 wanted, result = (), stop.value
+            settle(self._device)
             computed = self.timer() - before
             messages = (Message(kind_of(collective), collective.amounts()["bytes_sent"]) for collective in wanted)
             turns.append(Turn(computed, tuple(messages)))
             for collective in wanted:
                 self.transport.start(collective)
+            settle(self._device)
             if wanted:
                 self._meet()
         self.buckets.append(BucketTrace(ready, tuple(turns)))

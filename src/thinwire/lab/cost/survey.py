@@ -89,10 +89,10 @@ def survey(
     """
     group = model.process_group
     assert isinstance(group, dist.ProcessGroup)
-    workers = dist.get_world_size(group)
+    workers, device = dist.get_world_size(group), next(model.parameters()).device
 
     def meet() -> None:
-        dist.barrier(group)
+        links.meet(group, device)
 
     def rehearsed(scheme: str | Barrier, steps: int = STEPS, *, local: int = 1) -> list[Step]:
         return rehearse(model, train, scheme, workers=workers, steps=steps, local=local, restore=restore, meet=meet)
@@ -104,11 +104,11 @@ def survey(
     restore()
     with model.no_sync():
         train()
-    own = {name: p.grad.clone() for name, p in model.module.named_parameters() if p.grad is not None}
-    gradients, sampled = noise.measure(own, group) if learns else None, noise.sample(own)
+    own = noise.brought({name: p.grad for name, p in model.module.named_parameters() if p.grad is not None})
+    gradients, sampled = noise.measure(own, group, device) if learns else None, noise.sample(own)
     tell("the link")
-    link = links.measure(exchange(), group) if local == 1 else links.measure_levels(exchange, group, local)
-    host = links.host(group)
+    link = links.measure_levels(exchange, group, local, device)
+    host = links.host(group, device)
     meeting = rehearsed(Barrier(), MEETINGS)
     met = real(Barrier(), MEETINGS)
     steps, performed, errors = {}, {}, {}
@@ -124,7 +124,7 @@ def survey(
             steps[name] += rehearsed(scheme, local=level)
 
     seen = [_lists(meeting), mean(met), {scheme: _lists(each) for scheme, each in steps.items()}, performed, errors]
-    everybody = all_gather_objects(seen, group)
+    everybody = all_gather_objects(seen, group, device)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Survey(
         parameters, workers, link, host,

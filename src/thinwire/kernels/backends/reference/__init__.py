@@ -9,6 +9,7 @@ Randomness: the draw of an element is a function of its stretch's key and of its
 `counters[stretch]` plus the element's place in the stretch.
 """
 
+from thinwire.kernels.backends.reference.bank import dequantize_bank_add, quantize_bank
 from thinwire.kernels.backends.reference.blockstats import all_finite, block_statistics, keep_, keep_finite_
 from thinwire.kernels.backends.reference.cast import cast_add, narrow, scale_cast, sum_halves, widen
 from thinwire.kernels.backends.reference.draws import draw_places, random_u32
@@ -34,9 +35,9 @@ from thinwire.kernels.backends.reference.sparse import gather, put_, scatter_add
 
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
-    "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum",
-    "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow",
-    "outer_product", "pack_ints", "put_", "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize",
-    "rotate_round", "scale_cast", "scatter_add", "sum_halves", "take_", "times_columns", "times_rows", "top_k",
-    "unrotate_levels_sum", "unrotate_sum", "widen",
+    "dequantize_bank_add", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
+    "dequantize_uniform_sum", "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_",
+    "keep_finite_", "narrow", "outer_product", "pack_ints", "put_", "quantize_bank", "quantize_levels",
+    "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast", "scatter_add", "sum_halves",
+    "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip

@@ -7,9 +7,12 @@ same bits for any number of threads and any instruction set. Maxima agree to the
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import pieces
 from thinwire.kernels.backends.reference.blocks import Blocks
 
 
@@ -25,7 +28,11 @@ def keep_(kept: Tensor, new: Tensor) -> None:
 
 def keep_finite_(kept: Tensor, new: Tensor, judged: Tensor) -> None:
     """kept = new where all of `judged` is finite, else kept stays: decided where the tensors are, nobody waits."""
-    kept.copy_(torch.where(torch.isfinite(judged).all(), new.to(kept.dtype), kept))
+    # The largest magnitude takes no memory of its own, and a NaN is the largest.
+    largest = torch.linalg.vector_norm(judged, math.inf) if judged.numel() else judged.new_zeros(())
+    fine = torch.isfinite(largest)
+    for old, each in zip(pieces(kept.view(-1)), pieces(new.view(-1)), strict=True):
+        torch.where(fine, each.to(kept.dtype), old, out=old)
 
 
 def block_statistics(

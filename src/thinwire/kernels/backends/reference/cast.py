@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import pieces
+
 
 def scale_cast(x: Tensor, weight: float, out: Tensor, *, lost: Tensor | None = None, back: float = 1.0) -> None:
     """out = weight * x in x's dtype, then rounded to out's; lost = x - back * out in x's, rounded twice."""
-    out.copy_(x * weight)
-    if lost is not None:
-        lost.copy_(x - out.to(x.dtype) * back)
+    parts = [pieces(x), pieces(out), [None] * len(pieces(x)) if lost is None else pieces(lost)]
+    for values, said, left in zip(*parts, strict=True):
+        said.copy_(values * weight)
+        if left is not None:
+            left.copy_(values - said.to(x.dtype) * back)
 
 
 def narrow(x: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
@@ -38,7 +42,8 @@ def sum_halves(x: Tensor, count: int, out: Tensor) -> None:
 
 def cast_add(x: Tensor, weight: float, out: Tensor) -> None:
     """out += weight * x, in out's dtype."""
-    out.add_(x.to(out.dtype) * weight)
+    for values, total in zip(pieces(x), pieces(out), strict=True):
+        total.add_(values.to(out.dtype) * weight)
 
 
 def _pieces(x: Tensor) -> list[slice]:

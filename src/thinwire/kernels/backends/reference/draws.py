@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends.reference.blocks import Blocks
+
 COUNTERS = 1 << 32  # counters are below this
 _WORD = 0xFFFFFFFF
 
@@ -61,3 +63,14 @@ def _scrambled(key: int | Tensor, device: torch.device) -> Tensor:
 def _signed(number: int) -> int:
     """The int64 with the same low 64 bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def stretch_draws(starts: Tensor, blocks: Blocks, keys: Tensor | None, counters: Tensor) -> Tensor | float:
+    """The draw of every element; 1/2, which rounds to the nearest, where there are no keys."""
+    if keys is None:
+        return 0.5
+    device = blocks.begin.device
+    stretch = blocks.stretch[blocks.of_element]
+    first = (counters - starts[:-1]).to(device)
+    counter = torch.arange(len(stretch), dtype=torch.int64, device=device) + first[stretch]
+    return random_unit(keys.to(device)[stretch], counter)

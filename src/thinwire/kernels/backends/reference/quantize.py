@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.kernels.backends.reference.bits import get_bits, put_bits
 from thinwire.kernels.backends.reference.blocks import Blocks
-from thinwire.kernels.backends.reference.draws import random_unit
+from thinwire.kernels.backends.reference.draws import stretch_draws
 from thinwire.kernels.levels import Levels
 
 SMALLEST = 2.0**-120
@@ -35,7 +35,7 @@ def quantize_uniform(
     number, r = blocks.of_element, effective(radius.to(working(x)))
     half = torch.tensor(levels / 2, dtype=r.dtype, device=x.device)
     slope = torch.where(r > 0, half / r, 0.0)[number]
-    u = x * slope + half + _draws(starts, blocks, keys, counters)
+    u = x * slope + half + stretch_draws(starts, blocks, keys, counters)
     codes = torch.where((u > 0) & (slope > 0), u.clamp(max=levels), 0.0).to(torch.int64)
     if lost is not None:
         lost.copy_(x - r[number] * _uniform(codes, bits, r.dtype))
@@ -72,7 +72,7 @@ def quantize_levels(
         table[1:-1].contiguous(), y.nan_to_num(float("-inf"), float("inf"), float("-inf")), right=True
     )
     share = (y - table[below]) * (1.0 / torch.diff(table))[below]
-    codes = below + (_draws(starts, blocks, keys, counters) < share)
+    codes = below + (stretch_draws(starts, blocks, keys, counters) < share)
     codes = torch.where(inverse > 0, codes, 0)
     if lost is not None:
         lost.copy_(x - r[number] * table[codes])
@@ -135,17 +135,6 @@ def effective(ranges: Tensor) -> Tensor:
 
 def _uniform(codes: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
     return codes.to(dtype) * (2.0 / ((1 << bits) - 1)) - 1.0
-
-
-def _draws(starts: Tensor, blocks: Blocks, keys: Tensor | None, counters: Tensor) -> Tensor | float:
-    """The draw of every element."""
-    if keys is None:
-        return 0.5
-    device = blocks.begin.device
-    stretch = blocks.stretch[blocks.of_element]
-    first = (counters - starts[:-1]).to(device)
-    counter = torch.arange(len(stretch), dtype=torch.int64, device=device) + first[stretch]
-    return random_unit(keys.to(device)[stretch], counter)
 
 
 def _pack(codes: Tensor, blocks: Blocks, bits: int, out: Tensor) -> None:

@@ -20,10 +20,12 @@ from thinwire.kernels.backends.triton.indices import decode_indices, encode_indi
 from thinwire.kernels.backends.triton.integers import add_packed, add_packed_saturating, pack_ints
 from thinwire.kernels.backends.triton.products import outer_product, times_columns, times_rows
 from thinwire.kernels.backends.triton.quantize import (
+    dequantize_bank_add,
     dequantize_levels_add,
     dequantize_levels_sum,
     dequantize_uniform_add,
     dequantize_uniform_sum,
+    quantize_bank,
     quantize_levels,
     quantize_uniform,
 )
@@ -38,11 +40,11 @@ from thinwire.kernels.backends.triton.sparse import gather, put_, scatter_add, t
 
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
-    "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum",
-    "encode_indices", "gather", "hadamard_", "keep_finite_", "narrow", "outer_product", "pack_ints", "put_",
-    "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast",
-    "scatter_add", "take_", "takes", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum",
-    "widen",
+    "dequantize_bank_add", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
+    "dequantize_uniform_sum", "encode_indices", "gather", "hadamard_", "keep_finite_", "narrow", "outer_product",
+    "pack_ints", "put_", "quantize_bank", "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize",
+    "rotate_round", "scale_cast", "scatter_add", "take_", "takes", "times_columns", "times_rows", "top_k",
+    "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip
 
 _FLOATS = {torch.float32, torch.float16, torch.bfloat16}

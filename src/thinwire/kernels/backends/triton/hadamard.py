@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import carried
 from thinwire.kernels.backends.triton.launch import launch
 from thinwire.kernels.backends.triton.pieces import place, random_sign, scrambled
-from thinwire.kernels.backends.triton.places import kept, moved, places
+from thinwire.kernels.backends.triton.places import kept, places
 
 TILE = 4096
 RADIX = 64  # entries a stride apart that one pass mixes
@@ -86,7 +87,7 @@ def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: 
     log, strides = block.bit_length() - 1, [1]
     while strides[-1] * (TILE if len(strides) == 1 else RADIX) < block:
         strides.append(strides[-1] * (TILE if len(strides) == 1 else RADIX))
-    signs, first = moved(keys, x.device), kept(counters, x.device)
+    signs, first = carried(keys, x.device), kept(counters, x.device)
     for number, stride in enumerate(strides):
         width, cols = (TILE, 1) if stride == 1 else (RADIX, TILE // RADIX)
         where = places(starts, 0, x.device, width=width * stride, rows=1)

@@ -68,15 +68,8 @@ def _filled(rest: np.ndarray) -> np.ndarray:
     return np.where(rest > 0, np.maximum(powers, SMALLEST), 0)
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, for the stream that asks. Nobody waits for it: it goes through pinned memory."""
-    if device.type != "cuda" or tensor.is_cuda:  # a key from a payload is there already
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def kept(tensor: Tensor, device: torch.device) -> Tensor:
-    """The same of what stays the same from step to step: moved once."""
+    """A copy on the device of what stays the same from step to step: made once."""
     return _kept(tensor.numpy().tobytes(), tensor.dtype, device)
 
 

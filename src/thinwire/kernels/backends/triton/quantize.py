@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import carried
 from thinwire.kernels.backends.triton.launch import launch
 from thinwire.kernels.backends.triton.pieces import cut, effective, place, random_share, scrambled
-from thinwire.kernels.backends.triton.places import Places, kept, moved, places, together
+from thinwire.kernels.backends.triton.places import Places, kept, places, together
 from thinwire.kernels.levels import Levels
 
 ROWS = 128  # pieces of a tile: 1,024 entries
@@ -55,8 +56,18 @@ def level_of(code, table, BITS: tl.constexpr):
 
 
 @triton.jit
+def own_levels(levels, row_of, rows, stretch, r, BITS: tl.constexpr):
+    """A stretch's own table, out of a bank of so many rows; its range is NaN where it has none."""
+    if row_of is not None:
+        row = tl.load(row_of + stretch)
+        r = tl.where((row >= 0) & (row < rows), r, float("nan"))
+        levels = levels + tl.minimum(tl.maximum(row, 0), rows - 1) * (2 << BITS)
+    return levels, r
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _quantize(
-    x, table, stretch_of, ranges, keys, counters, levels, out, lost,
+    x, table, stretch_of, ranges, keys, counters, levels, row_of, rows, out, lost,
     BLOCK: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -73,6 +84,7 @@ def _quantize(
     if keys is not None:
         counter = (tl.load(counters + stretch) + entry).to(tl.uint32)
         draw = random_share(scrambled(tl.load(keys + stretch)), counter)
+    levels, r = own_levels(levels, row_of, rows, stretch, r, BITS)
     code, level = code_of(value, r, draw, levels, BITS)
     if lost is not None:
         tl.store(lost + at, value - r * level, mask=there)
@@ -84,9 +96,9 @@ def _quantize(
     tl.store(out + byte[:, None] + lane, (word[:, None] >> (8 * lane).to(tl.int64)).to(tl.uint8), mask=written)
 
 
-@triton.jit(do_not_specialize=["count", "code_stride", "range_stride"])
+@triton.jit(do_not_specialize=["count", "code_stride", "range_stride", "rows"])
 def _dequantize(
-    codes, code_stride, count, table, stretch_of, ranges, range_stride, levels, weight, out,
+    codes, code_stride, count, table, stretch_of, ranges, range_stride, levels, row_of, rows, weight, out,
     ADD: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -108,7 +120,8 @@ def _dequantize(
         word = tl.sum(data.to(tl.int64) << (8 * lane).to(tl.int64), axis=1)
         code = ((word[:, None] >> (lane * BITS).to(tl.int64)) & ((1 << BITS) - 1)).to(tl.int32)
         r = weight * effective(tl.load(ranges + each * range_stride.to(tl.int64) + number, mask=size > 0, other=0.0))
-        total = total + r[:, None] * level_of(code, levels, BITS)
+        own, r = own_levels(levels, row_of, rows, stretch, r, BITS)
+        total = total + r[:, None] * level_of(code, own, BITS)
     tl.store(out + at, total, mask=there)
 
 
@@ -116,16 +129,16 @@ def _cut(starts: Tensor, block: int, bits: int, like: Tensor) -> Places:
     return places(starts, block, like.device, width=8, rows=ROWS, bits=bits)
 
 
-def _encode(x, starts, block, bits, ranges, levels, keys, counters, out, lost) -> None:
+def _encode(x, starts, block, bits, ranges, levels, keys, counters, out, lost, row=None, rows=0) -> None:
     where = _cut(starts, block, bits, x)
     launch(
         _quantize, where.tiles, x, where.table, where.stretch, ranges,
-        None if keys is None else moved(keys, x.device), None if keys is None else kept(counters, x.device),
-        levels, out, lost, BLOCK=block, BITS=bits, ROWS=ROWS,
+        None if keys is None else carried(keys, x.device), None if keys is None else kept(counters, x.device),
+        levels, row, rows, out, lost, BLOCK=block, BITS=bits, ROWS=ROWS,
     )  # fmt: skip
 
 
-def _decode(codes, starts, block, bits, ranges, levels, weight, add, out) -> None:
+def _decode(codes, starts, block, bits, ranges, levels, weight, add, out, row=None, rows=0) -> None:
     apart = together(codes, ranges)
     if apart is None:
         for number, (each, own) in enumerate(zip(codes, ranges, strict=True)):
@@ -137,7 +150,7 @@ def _decode(codes, starts, block, bits, ranges, levels, weight, add, out) -> Non
     where = _cut(starts, block, bits, out)
     launch(
         _dequantize, where.tiles, codes[0], apart[0], len(codes), where.table, where.stretch, ranges[0], apart[1],
-        levels, float(weight), out, ADD=add, BLOCK=block, BITS=bits, ROWS=ROWS, warps=8,
+        levels, row, rows, float(weight), out, ADD=add, BLOCK=block, BITS=bits, ROWS=ROWS, warps=8,
     )  # fmt: skip
 
 
@@ -186,3 +199,18 @@ def dequantize_levels_sum(
 ) -> bool:  # fmt: skip
     _decode(codes, starts, block, levels.bits, scale, table_of(levels, out), weight, False, out)
     return False
+
+
+def quantize_bank(
+    x: Tensor, starts: Tensor, bank: Tensor, row: Tensor, scale: Tensor, *,
+    keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    bits = bank.shape[1].bit_length() - 1
+    _encode(x, starts, 0, bits, scale, bank, keys, counters, out, lost, row, len(bank))
+
+
+def dequantize_bank_add(
+    codes: Tensor, starts: Tensor, bank: Tensor, row: Tensor, scale: Tensor, weight: float, *, out: Tensor
+) -> None:
+    bits = bank.shape[1].bit_length() - 1
+    _decode([codes], starts, 0, bits, [scale], bank, weight, True, out, row, len(bank))

@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import carried
 from thinwire.kernels.backends.reference import rotated as reference
 from thinwire.kernels.backends.triton.hadamard import butterflies, scale_of
 from thinwire.kernels.backends.triton.launch import launch
 from thinwire.kernels.backends.triton.pieces import cut, effective, finite, place, random_share, random_sign, scrambled
-from thinwire.kernels.backends.triton.places import Places, kept, moved, places, together
+from thinwire.kernels.backends.triton.places import Places, kept, places, together
 from thinwire.kernels.backends.triton.quantize import nearest_below, table_of
 from thinwire.kernels.levels import Levels
 
@@ -206,7 +207,7 @@ def rotate_round(
         how = {"signs": signs, "keys": keys, "counters": counters, "out": out, "lost": lost}
         return reference.rotate_round(x, starts, block, step, offset, low, high, **how)
     where, shape = _cut(starts, block, x)
-    drawn = moved(torch.stack([signs, keys]), x.device)
+    drawn = carried(torch.stack([signs, keys]), x.device)
     launch(
         _rotate_round, where.tiles, x, where.table, where.stretch, step, float(offset), float(low), float(high),
         drawn[0], drawn[1], kept(counters, x.device), out, lost, **shape, warps=8,
@@ -221,7 +222,7 @@ def unrotate_sum(
         return reference.unrotate_sum(total, starts, block, scale, offset, signs=signs, counters=counters, out=out)
     where, shape = _cut(starts, block, out)
     launch(
-        _unrotate_sum, where.tiles, total, where.table, where.stretch, scale, float(offset), moved(signs, out.device),
+        _unrotate_sum, where.tiles, total, where.table, where.stretch, scale, float(offset), carried(signs, out.device),
         kept(counters, out.device), out, **shape, warps=8,
     )  # fmt: skip
 
@@ -235,7 +236,7 @@ def rotate_quantize(
         return reference.rotate_quantize(x, starts, block, levels, **how)
     where, shape = _cut(starts, block, x)
     launch(
-        _rotate_quantize, where.tiles, x, where.table, where.stretch, table_of(levels, x), moved(signs, x.device),
+        _rotate_quantize, where.tiles, x, where.table, where.stretch, table_of(levels, x), carried(signs, x.device),
         kept(counters, x.device), scale, out, lost, BITS=levels.bits, **shape, warps=8,
     )  # fmt: skip
 
@@ -254,7 +255,7 @@ def unrotate_levels_sum(
             unrotate_levels_sum([each], starts, block, levels, [own], weight, **how)
         return
     where, shape = _cut(starts, block, out)
-    turns = moved(torch.stack(list(signs)), out.device) if signs else kept(counters, out.device)
+    turns = carried(torch.stack(list(signs)), out.device) if signs else kept(counters, out.device)
     first = (codes[0], scale[0]) if codes else (out, out)
     launch(
         _unrotate_levels, where.tiles, first[0], apart[0], len(codes), where.table, where.stretch,
