@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -167,9 +167,7 @@ class Reducer:
         self._jobs, self._failed = [], None
         self.memory.forget_stash()
 
-    def submit(
-        self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done, here: bool = False
-    ) -> None:  # fmt: skip
+    def submit(self, buffer: Tensor, layout: Layout | None, *, last: bool, done: Done, here: bool = False) -> None:
         """Turn a bucket into the group's mean, in place. `done` is called once: with None, or with what went wrong.
 
         Every worker submits the same buckets in the same order, says of the `last` of a step that it is, and then calls
@@ -190,11 +188,8 @@ class Reducer:
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
         about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
         begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)
-        if not here:
-            self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended))
-            return
-        with self.exchange.transport.ledger.timed("exposed_seconds"):
-            self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended, here=True))
+        with self.exchange.transport.ledger.timed("exposed_seconds") if here else nullcontext():
+            self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended, here=here))
 
     def submit_nothing(self) -> None:
         """Say after the fact that the bucket before was the last of the step."""
@@ -308,10 +303,7 @@ class Reducer:
         return self.step
 
     def stats(self) -> dict[str, float]:
-        """Totals since the start (or since that of the run a checkpoint resumed): bytes, messages, seconds, steps.
-
-        No device is waited for: its seconds are those of the work that it is known to have done.
-        """
+        """Totals since the start (or since that of the run a checkpoint resumed). No device is waited for."""
         totals = {
             "bytes_sent": 0.0,  # left this worker
             "bytes_given": 0.0,  # handed to collectives
