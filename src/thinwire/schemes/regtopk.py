@@ -143,7 +143,11 @@ class RegTopK(Scheme):
         key, name = "factor" if self.denominator == "previous" else "others", bucket.layout.names[0]
         last = memory.flat(key, bucket.layout)
         last = kernels.gather(last, places, out=bucket.scratch.take("last", places.numel(), last.dtype, last.device))
-        again = torch.signbit(last) if key == "factor" else last != torch.finfo(last.dtype).max
+        again = bucket.scratch.take("again", places.numel(), torch.bool, last.device)
+        if key == "factor":
+            torch.signbit(last, out=again)
+        else:
+            torch.ne(last, torch.finfo(last.dtype).max, out=again)
         memory[name, "resent"].add_(again.sum())
         memory[name, "sent"].add_(places.numel())
         memory.show(name, "resent")
@@ -151,7 +155,7 @@ class RegTopK(Scheme):
 
     def _judge(self, mean: Tensor, accepted: Tensor, guard: float) -> None:
         """Make the mean 0 if it is too long, else remember how long it is. What is not finite stays to be seen."""
-        length = mean.square().sum()
+        length = torch.dot(mean, mean)
         finite = torch.isfinite(length)
         rejected = finite & (accepted > 0) & (length >= guard * accepted)
         accepted.copy_(torch.where(finite & ~rejected, length, accepted))
