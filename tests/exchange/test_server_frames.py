@@ -79,8 +79,8 @@ def test_threads_may_read_specs_at_once():
     "text",
     [
         "", "4", "{}", '{"kind":"Nothing"}', '{"kind":"PlainSum","numel":3}', "__import__('os')", "[" * 500,
-        OPERATIONS[2].text.replace("qsgd(bits=3, block=1024)", "system('true')"),
-        OPERATIONS[2].text.replace("qsgd(bits=3, block=1024)", "powersgd"),
+        OPERATIONS[2].text.replace("qsgd(bits=3, block=1024, range='max')", "system('true')"),
+        OPERATIONS[2].text.replace("qsgd(bits=3, block=1024, range='max')", "powersgd"),
         OPERATIONS[2].text.replace("0,80", "5,80"),
         OPERATIONS[2].text.replace("[40,2]", "[40,3]"),
     ],

@@ -95,7 +95,6 @@ class RegTopK(Scheme):
         count, share = kept(level, layout.numel), self._share(bucket)
         places = bucket.scratch.take("places", count, torch.int32, device)
         bucket = self._choose(bucket, memory, places)
-        self._count(bucket, memory, places)
         flat = bucket.flat
         had = kernels.gather(flat, places, out=bucket.scratch.take("had", count, flat.dtype, device)).mul_(share)
         # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
@@ -105,6 +104,7 @@ class RegTopK(Scheme):
         )
         if bucket.verdict.finite or not kernels.seen_nonfinite(mean):
             total = kernels.gather(mean, places, out=bucket.scratch.take("total", count, flat.dtype, device))
+            self._count(bucket, memory, places)
             self._remember(bucket, memory, places, had, total.mul_(bucket.workers))
             if self.guard is not None:
                 self._judge(mean, memory[layout.names[0], "accepted"], self.guard)
@@ -139,7 +139,7 @@ class RegTopK(Scheme):
         return bucket.workers * self.weights[bucket.worker] / math.fsum(self.weights)
 
     def _count(self, bucket: Bucket, memory: Memory, places: Tensor) -> None:
-        """Take note how many of the entries about to be sent were sent last round."""
+        """Take note how many of the entries that were sent were sent last round, too; not of a step that is lost."""
         key, name = "factor" if self.denominator == "previous" else "others", bucket.layout.names[0]
         last = memory.flat(key, bucket.layout)
         last = kernels.gather(last, places, out=bucket.scratch.take("last", places.numel(), last.dtype, last.device))
@@ -148,10 +148,12 @@ class RegTopK(Scheme):
             torch.signbit(last, out=again)
         else:
             torch.ne(last, torch.finfo(last.dtype).max, out=again)
-        memory[name, "resent"].add_(again.sum())
-        memory[name, "sent"].add_(places.numel())
-        memory.show(name, "resent")
-        memory.show(name, "sent")
+        for count, more in (("resent", again.sum()), ("sent", places.numel())):
+            if kernels.at_hand(last):
+                memory[name, count].add_(more)
+            else:  # where nobody knows yet whether the mean is finite
+                kernels.keep_finite_(memory[name, count], memory[name, count] + more, bucket.target)
+                memory.show(name, count)
 
     def _judge(self, mean: Tensor, accepted: Tensor, guard: float) -> None:
         """Make the mean 0 if it is too long, else remember how long it is. What is not finite stays to be seen."""
