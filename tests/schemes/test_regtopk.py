@@ -107,6 +107,7 @@ def test_weights_must_be_those_of_all_workers():
 
 @pytest.mark.parametrize("mu", [1e-30, 1.0])
 def test_the_first_round_and_a_vanishing_mu_are_topk(mu):
+    torch.manual_seed(0)  # once in 500 times workers cancel each other exactly, and tanh(0 / mu) is 0 for any mu
     regularised, plain = (
         tw.Simulation(f"regtopk(density=0.1, mu={mu})", workers=3),
         tw.Simulation("topk(density=0.1)", workers=3),
