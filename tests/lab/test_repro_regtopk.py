@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from thinwire.lab.repro import regtopk as repro
+from thinwire.lab.repro.claims import Stoppable
 from thinwire.lab.repro.regtopk import images, regression, toy
 from thinwire.lab.repro.regtopk.images import UNCOMPRESSED, ImageRun, Outcome, rows_at
 from thinwire.lab.repro.regtopk.resnet import resnet18
@@ -88,7 +89,9 @@ def test_what_is_there_when_somebody_stops_it_is_kept(monkeypatch):
         return Outcome(50.0)
 
     monkeypatch.setattr(ImageRun, "outcome", outcome)
-    runs = images.train(ImageRun(rounds=1), rows, 5, None, lambda text: None)
+    stop = Stoppable()
+    runs = images.train(ImageRun(rounds=1), rows, 5, None, lambda text: None, stop)
+    assert stop.stopped and images.train(ImageRun(rounds=1), rows, 5, None, lambda text: None, stop) == {}
     assert list(runs) == rows and all(len(found) == 2 for found in runs.values())
     assert "2 seeds" in images.image_table("anywhere", runs).title
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from thinwire.lab.repro import tnq
+from thinwire.lab.repro.claims import Stoppable
 from thinwire.lab.repro.tnq import errors, training
 from thinwire.lab.repro.tnq.problem import FEATURES, OUTPUTS, WORKERS, Curve, Problem
 
@@ -97,8 +98,9 @@ def test_best_is_decided_by_the_seeds_agreement(ours, theirs, verdict):
 ROWS = 1 + 2 * len(training.SPECS)
 
 
-@pytest.mark.parametrize("stop, seeds", [(0, 2), (ROWS * len(training.RATES) + ROWS + 3, 1)])
-def test_the_tables_hold_every_scheme_and_what_was_there_when_somebody_stopped_it(stop, seeds, monkeypatch):
+@pytest.mark.parametrize("stop, seeds, parts", [(0, 2, 2), (ROWS * len(training.RATES) + ROWS + 3, 1, 1)])
+def test_the_tables_hold_every_scheme_and_what_was_there_when_somebody_stopped_it(stop, seeds, parts, monkeypatch):
+    """Stopped in the second seed of the first part, nothing more is begun."""
     runs = []
 
     def train(problem, spec, rate, steps):
@@ -108,13 +110,14 @@ def test_the_tables_hold_every_scheme_and_what_was_there_when_somebody_stopped_i
         return Curve([1.0, 0.5, 0.3], [1.0, 1.0], 1e6, 4.0 if spec.startswith("tnq") else math.nan)
 
     monkeypatch.setattr(Problem, "train", train)
-    claims = []
-    *floors, spent = training.tables(False, 2, claims, lambda text: None)
-    assert [len(table.rows) for table in floors] == [ROWS, ROWS]
-    assert f"{seeds} seeds" in floors[0].title and len(spent.rows) == 2 * ROWS
+    claims, stoppable = [], Stoppable()
+    *floors, spent = training.tables(False, 2, claims, lambda text: None, stoppable)
+    assert stoppable.stopped == bool(stop) and (not stop or len(runs) == stop)
+    assert [len(table.rows) for table in floors] == [ROWS] * parts
+    assert f"{seeds} seeds" in floors[0].title and len(spent.rows) == parts * ROWS
     assert all(len(row) == len(table.columns) for table in [*floors, spent] for row in table.rows)
-    assert sum("far from the floor" in claim.claim for claim in claims) == 2
-    assert sum("stays under" in claim.claim for claim in claims) == 4
+    assert sum("far from the floor" in claim.claim for claim in claims) == (0 if stop else 2)
+    assert sum("stays under" in claim.claim for claim in claims) == 2 * parts
 
 
 @pytest.mark.full

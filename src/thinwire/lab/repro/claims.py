@@ -46,17 +46,6 @@ def told(holds: bool) -> str:
     return "holds" if holds else "fails"
 
 
-def kept(plans: Iterable[Plan], run: Callable[[Plan], Outcome]) -> dict[Plan, Outcome]:
-    """What each plan came to, in their order. Stopped by Ctrl-C: what is there by then, for a shorter table."""
-    found: dict[Plan, Outcome] = {}
-    try:
-        for plan in plans:
-            found[plan] = run(plan)
-    except KeyboardInterrupt:
-        pass
-    return found
-
-
 @dataclass(frozen=True)
 class Listing:
     """Rows of what was measured, under a title."""
@@ -90,6 +79,14 @@ class Stoppable:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
         self.stopped = self.stopped or kind is KeyboardInterrupt
         return kind is KeyboardInterrupt
+
+    def all(self, plans: Iterable[Plan], run: Callable[[Plan], Outcome]) -> dict[Plan, Outcome]:
+        """What each plan came to, in their order; of those that a stop came before, nothing."""
+        found: dict[Plan, Outcome] = {}
+        with self:
+            for plan in () if self.stopped else plans:
+                found[plan] = run(plan)
+        return found
 
 
 @dataclass(frozen=True)

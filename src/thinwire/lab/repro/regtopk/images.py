@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.report import intervals
-from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, kept
+from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, Stoppable
 from thinwire.lab.repro.regtopk.resnet import resnet18
 from thinwire.lab.tasks import datasets
 
@@ -133,23 +133,26 @@ Plan = tuple[int, float, Row]  # seed, density, row
 Runs = dict[tuple[float, Row], list[Outcome]]
 
 
-def tables(quick: bool, data: Path | None, seeds: int, claims: list[Claim], progress: Progress) -> list[Listing]:
+def tables(
+    quick: bool, data: Path | None, seeds: int, claims: list[Claim], progress: Progress, stop: Stoppable
+) -> list[Listing]:  # fmt: skip
     """`data`: CIFAR-10; without it, the embedded images. `quick`: few rounds, one density, and no local steps."""
     dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
     source = "the embedded images" if data is None else "CIFAR-10"
     training = ImageRun(rounds=240) if data or not quick else ImageRun(rounds=12, width=4)
     densities = DENSITIES[:1] if quick else DENSITIES
     wanted = [(0.0, UNCOMPRESSED), *((density, row) for density in densities for row in rows_at(density, quick))]
-    runs = train(training, wanted, seeds, dataset, progress)
+    runs = train(training, wanted, seeds, dataset, progress, stop)
     where = f"ResNet-18 topology, width {training.width}, {source}, {training.rounds} rounds"
     claims += [claim for density in densities for claim in claims_of(where, density, runs)]
     found = [image_table(where, runs)]
-    return found if quick else [*found, _local_table(source, dataset, claims, progress)]
+    return found if quick else [*found, _local_table(source, dataset, claims, progress, stop)]
 
 
 def train(
-    training: ImageRun, wanted: Sequence[tuple[float, Row]], seeds: int, dataset: datasets.Dataset, progress: Progress
-) -> Runs:
+    training: ImageRun, wanted: Sequence[tuple[float, Row]], seeds: int, dataset: datasets.Dataset, progress: Progress,
+    stop: Stoppable,
+) -> Runs:  # fmt: skip
     """Every row once, then the next seed; of a run that is stopped, the seeds that all rows have."""
     plans = [(FIRST_SEED + seed, *what) for seed in range(seeds) for what in wanted]
 
@@ -158,7 +161,7 @@ def train(
         progress(f"images: {row.title}, density {density:.2%}, {training.local} local steps, seed {seed}")
         return training.outcome(row, dataset, seed)
 
-    outcomes = kept(plans, run)
+    outcomes = stop.all(plans, run)
     each = len(plans) // seeds
     runs: Runs = {}
     for plan in plans[: len(outcomes) // each * each]:
@@ -205,13 +208,16 @@ def claims_of(where: str, density: float, runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _local_table(source: str, dataset: datasets.Dataset, claims: list[Claim], progress: Progress) -> Listing:
+def _local_table(
+    source: str, dataset: datasets.Dataset, claims: list[Claim], progress: Progress, stop: Stoppable
+) -> Listing:  # fmt: skip
     """One seed: it is the re-sent share that is looked at."""
     rows = []
     density = DENSITIES[1]
     for local, rounds in LOCAL.items():
         training = ImageRun(rounds=rounds, local=local)
-        runs = train(training, [(density, row) for row in rows_at(density, quick=True)[2:]], 1, dataset, progress)
+        wanted = [(density, row) for row in rows_at(density, quick=True)[2:]]
+        runs = train(training, wanted, 1, dataset, progress, stop)
         for (_, row), (outcome, *_) in runs.items():
             shares = [f"{outcome.early:.1%}", f"{outcome.resent:.1%}"]
             rows.append([local, rounds, row.title, round(outcome.accuracy, 1), *shares])

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from thinwire.lab.report import intervals
 from thinwire.lab.report.intervals import Interval
-from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, kept, told
+from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, Stoppable, told
 from thinwire.lab.repro.tnq.problem import BATCH, FEATURES, OUTPUTS, WORKERS, Curve, Problem
 
 RATES = (0.01, 0.02, 0.04, 0.08, 0.16)
@@ -34,7 +34,7 @@ Row = tuple[str, str]  # features' tails, spec
 Plan = tuple[Row, float, int]  # row, rate, seed
 
 
-def tables(quick: bool, seeds: int, claims: list[Claim], progress: Progress) -> list[Listing]:
+def tables(quick: bool, seeds: int, claims: list[Claim], progress: Progress, stop: Stoppable) -> list[Listing]:
     """`quick`: 2 bits, half the steps."""
     steps, widths = (QUICK_STEPS, (2,)) if quick else (STEPS, (2, 3))
     tuned: list[Listing] = []
@@ -42,10 +42,10 @@ def tables(quick: bool, seeds: int, claims: list[Claim], progress: Progress) -> 
     for tails in ("normal", "laplace"):
         specs = {UNCOMPRESSED: "fp32"} | {_title(n, b): SPECS[n].format(b) for b in widths for n in SPECS}
         tries = [((tails, spec), rate, TUNING_SEED) for spec in specs.values() for rate in RATES]
-        first = _trained(tries, steps, progress)
+        first = _trained(tries, steps, progress, stop)
         best = {title: _best_rate(first, (tails, spec)) for title, spec in specs.items()}
         plans = {title: ((tails, specs[title]), rate or RATES[0]) for title, rate in best.items()}
-        runs = _trained([(*plan, seed) for seed in range(seeds) for plan in plans.values()], steps, progress)
+        runs = _trained([(*plan, seed) for seed in range(seeds) for plan in plans.values()], steps, progress, stop)
         whole = range(len(runs) // len(plans))  # the seeds that all rows have, where somebody stopped it
         if len(first) < len(tries) or not whole:
             break
@@ -57,7 +57,7 @@ def tables(quick: bool, seeds: int, claims: list[Claim], progress: Progress) -> 
         for bits in widths:
             claims += _floor_claims(f"{tails} features, {bits} bits", bits, best, curves)
         claims += _bound_claims(tails, widths, best, curves)
-    claims += _slow_claims(widths, seeds, steps, progress)
+    claims += _slow_claims(widths, seeds, steps, progress, stop)
     columns = ["features", "scheme", *(f"{mark} Mbit" for mark in MARKS)]
     return [*tuned, Listing("Error against bits that a worker has sent, rates as above", columns, spent)]
 
@@ -66,13 +66,13 @@ def _title(name: str, bits: int) -> str:
     return f"{name}, {bits} bits"
 
 
-def _trained(plans: list[Plan], steps: int, progress: Progress) -> dict[Plan, Curve]:
+def _trained(plans: list[Plan], steps: int, progress: Progress, stop: Stoppable) -> dict[Plan, Curve]:
     def run(plan: Plan) -> Curve:
         (tails, spec), rate, seed = plan
         progress(f"regression, {tails} features: {spec}, rate {rate}, seed {seed}")
         return Problem.draw(tails, seed).train(spec, rate, steps)
 
-    return kept(plans, run)
+    return stop.all(plans, run)
 
 
 def _best_rate(first: dict[Plan, Curve], row: Row) -> float | None:
@@ -183,13 +183,15 @@ def _bound_claims(
     return claims
 
 
-def _slow_claims(widths: Sequence[int], seeds: int, steps: int, progress: Progress) -> list[Claim]:
+def _slow_claims(
+    widths: Sequence[int], seeds: int, steps: int, progress: Progress, stop: Stoppable
+) -> list[Claim]:  # fmt: skip
     """The other half: what truncation cuts from every gradient makes steps shorter."""
     claims = []
     for bits in widths:
         specs = {name: SPECS[name].format(bits) for name in ("TNQ", "NQ")}
         plans = {name: [(("normal", spec), SLOW, seed) for seed in range(seeds)] for name, spec in specs.items()}
-        runs = _trained([plan for pair in zip(*plans.values(), strict=True) for plan in pair], steps, progress)
+        runs = _trained([plan for pair in zip(*plans.values(), strict=True) for plan in pair], steps, progress, stop)
         ends = {name: [runs[plan].errors[-1] for plan in own if plan in runs] for name, own in plans.items()}
         least = min(map(len, ends.values()))
         if least:
