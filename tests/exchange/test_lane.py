@@ -171,14 +171,15 @@ def test_the_order_is_the_same_on_either_thread(lane):
     assert logs[0] == logs[1]
 
 
-def test_an_interrupt_while_holding_a_conversation_is_the_callers():
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_or_exit_while_holding_a_conversation_is_the_callers(kind):
     lane = Threaded(Transport(), "test-lane")
 
     def interrupted(scratch):
-        raise KeyboardInterrupt
+        raise kind
         yield
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         lane.submit(interrupted, last=True, done=lambda error: None, here=True)
     lane.close()
     assert "test-lane" not in [thread.name for thread in threading.enumerate()]

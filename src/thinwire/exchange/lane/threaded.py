@@ -46,8 +46,8 @@ class Threaded(Lane):
                     self._take(job)
             finally:
                 self._inbox.leave()
-            if isinstance(job.error, KeyboardInterrupt):
-                raise job.error
+            if job.error is not None and not isinstance(job.error, Exception):
+                raise job.error  # an interrupt or an exit, of the caller's own thread
         elif not self._inbox.put(job):
             job.end(None, self.error or RuntimeError("this lane is closed"))
         return job
