@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout, integers
+from thinwire.core.scheme import Codec
 from thinwire.schemes import _banks
 
 BLOCK = 1024  # entries that share a scale unless asked otherwise: 32/1024 of a bit each
@@ -22,6 +23,25 @@ def check_group(scheme: str, group: str | int) -> None:
     """A group is "tensor", or a number of entries that fills whole bytes at any width."""
     if group != "tensor" and (not isinstance(group, int) or group < 8 or group % 8):
         raise ValueError(f"{scheme}: group must be 'tensor' or a positive multiple of 8, got {group!r}")
+
+
+class Grouped(Codec):
+    """A codec whose ranges belong to groups: each a tensor, or so many entries of one."""
+
+    group: str | int
+
+    @property
+    def block(self) -> int:
+        """Entries that share a range; 0: the tensor's."""
+        return 0 if isinstance(self.group, str) else self.group
+
+    @property
+    def per_tensor(self) -> bool:
+        return not self.block
+
+    @property
+    def grain(self) -> int:
+        return self.block or 8
 
 
 def check_scale(scheme: str, scale: str) -> None:

@@ -13,12 +13,12 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
-from thinwire.core.scheme import Codec, Knob
+from thinwire.core.scheme import Knob
 from thinwire.schemes import _banks, _tables
 
 
 @dataclass(frozen=True)
-class NQ(Codec):
+class NQ(_tables.Grouped):
     """Each entry becomes one of 2^bits levels over [-m, m], m its group's largest magnitude, denser near 0.
 
     1. c = mean |x| and m = max |x| of the group.
@@ -37,18 +37,6 @@ class NQ(Codec):
         if self.bits not in range(1, 9):
             raise ValueError(f"nq: bits must be 1..8, got {self.bits!r}")
         _tables.check_group("nq", self.group)
-
-    @property
-    def block(self) -> int:
-        return 0 if isinstance(self.group, str) else self.group
-
-    @property
-    def per_tensor(self) -> bool:
-        return not self.block
-
-    @property
-    def grain(self) -> int:
-        return self.block or 8
 
     @property
     def knob(self) -> Knob:

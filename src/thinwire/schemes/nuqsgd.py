@@ -12,14 +12,14 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
-from thinwire.core.scheme import Codec, Knob
+from thinwire.core.scheme import Knob
 from thinwire.schemes import _tables
 
 _WIDTHS = (2, 3, 4, 5, 6, 7)
 
 
 @dataclass(frozen=True)
-class NUQSGD(Codec):
+class NUQSGD(_tables.Grouped):
     """Each entry becomes 0 or +-m 2^-i, i = 0 .. 2^(bits-1) - 2, m the 2-norm of its group.
 
     1. m_j = |group j|, or its largest magnitude (`range`).
@@ -42,18 +42,6 @@ class NUQSGD(Codec):
         _tables.check_group("nuqsgd", self.group)
         if self.range not in ("norm", "max"):
             raise ValueError(f"nuqsgd: range must be 'norm' or 'max', got {self.range!r}")
-
-    @property
-    def block(self) -> int:
-        return 0 if isinstance(self.group, str) else self.group
-
-    @property
-    def per_tensor(self) -> bool:
-        return not self.block
-
-    @property
-    def grain(self) -> int:
-        return self.block or 8
 
     @property
     def knob(self) -> Knob:

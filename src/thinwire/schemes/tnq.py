@@ -16,7 +16,7 @@ from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout, Selection, integers
 from thinwire.core.memory import Memory
 from thinwire.core.request import Mean, Sum
-from thinwire.core.scheme import Codec, Conversation, Knob
+from thinwire.core.scheme import Conversation, Knob
 from thinwire.schemes import _banks, _tables
 
 SAMPLE = 16384  # entries of a tensor that a tail is fitted to
@@ -24,7 +24,7 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
-class TNQ(Codec):
+class TNQ(_tables.Grouped):
     """Each entry becomes one of 2^bits levels over [-a, a], denser where the gradient's density is.
 
     1. c = the scale of a Laplace distribution, from the moments of the group (`scale`).
@@ -79,15 +79,7 @@ class TNQ(Codec):
         """Entries that share a scale; 0: the tensor's."""
         if self.group == "auto":
             return 0 if self.model == "powerlaw" else _tables.BLOCK
-        return 0 if isinstance(self.group, str) else self.group
-
-    @property
-    def per_tensor(self) -> bool:
-        return not self.block
-
-    @property
-    def grain(self) -> int:
-        return self.block or 8
+        return super().block
 
     @property
     def rank_order(self) -> bool:

@@ -13,12 +13,12 @@ from thinwire import kernels
 from thinwire.core import theory
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
-from thinwire.core.scheme import Codec, Knob
+from thinwire.core.scheme import Knob
 from thinwire.schemes import _tables
 
 
 @dataclass(frozen=True)
-class TQ(Codec):
+class TQ(_tables.Grouped):
     """Each entry becomes one of 2^bits levels, evenly spaced over [-a, a].
 
     1. c = the scale of a Laplace distribution, from the moments of the group (`scale`).
@@ -39,18 +39,6 @@ class TQ(Codec):
             raise ValueError(f"tq: bits must be 1..8, got {self.bits!r}")
         _tables.check_group("tq", self.group)
         _tables.check_scale("tq", self.scale)
-
-    @property
-    def block(self) -> int:
-        return 0 if isinstance(self.group, str) else self.group
-
-    @property
-    def per_tensor(self) -> bool:
-        return not self.block
-
-    @property
-    def grain(self) -> int:
-        return self.block or 8
 
     @property
     def knob(self) -> Knob:
