@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "blocks.h"
 #include "ranges.h"
@@ -90,8 +91,8 @@ void quantize_levels(address x, index n, address starts, index stretches, index 
                      index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
     LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
                         at<const Pair>(cell), cells, crowd, cells_per_unit};
-    const LevelBytes bytes(table, bits);
-    table.bytes = &bytes;
+    std::optional<LevelBytes> bytes;
+    if (instruction_set() == InstructionSet::avx512vbmi && LevelBytes::made_for(bits)) table.bytes = &bytes.emplace(table, bits);
     const auto loop = quantize_loops().levels;
     encode(x, n, {starts, stretches, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {

@@ -25,12 +25,13 @@ struct LevelTable {
     const Pair* cell;
     std::int32_t cells, crowd;
     float cells_per_unit;
-    const struct LevelBytes* bytes = nullptr;  // null: not made
+    const struct LevelBytes* bytes = nullptr;  // null: nobody reads it
 };
 
 // The same for instructions that look up 64 bytes at once: floats are 4 planes of bytes, and cells are fewer, so that one
 // may hold several levels.
 struct LevelBytes {
+    static constexpr bool made_for(int bits) { return bits >= 6; }  // fewer levels fit into registers as floats
     static constexpr int most_cells(int bits) { return bits == 8 ? 1024 : bits == 7 ? 512 : 256; }
 
     alignas(64) std::uint8_t start[1024];  // by cell: the interval that it begins in
