@@ -16,19 +16,19 @@ from helpers.training import MANY_BUCKETS, assert_equal, assert_replicas_equal, 
 from helpers.world import run_world
 
 
-def _every_scheme(specs):
+def _every_scheme(specs, steps):
     weights = {}
     for spec in specs:
         model = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
         with tw.attach(model, spec):
-            weights[spec] = train(model, 8)
+            weights[spec] = train(model, steps)
     plain = DDP(mlp(), bucket_cap_mb=MANY_BUCKETS)
-    return weights, train(plain, 8)
+    return weights, train(plain, steps)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, pytest.param(4, marks=pytest.mark.full)])
 def test_replicas_stay_bit_identical_and_fp32_is_plain_ddp(workers):
-    results = run_world(_every_scheme, workers, every_spec())
+    results = run_world(_every_scheme, workers, every_spec(), 20 if workers in (2, 4) else 8)
     for spec in every_spec():
         assert_replicas_equal([weights[spec] for weights, _ in results])
         assert all(torch.isfinite(tensor).all() for tensor in results[0][0][spec]), spec
