@@ -99,3 +99,30 @@ def _dies(_):
 
 def test_a_wire_that_was_closed_gives_the_model_back():
     assert_replicas_equal(run_world(_dies, 2, None))
+
+
+class _Noted(Transport):
+    """Notes what is started, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def launch(self, collective):
+        self.names.append(type(collective).__name__)
+        return super().launch(collective)
+
+
+def _in_order():
+    every_bucket_in_two_shots()
+    transport, told = _Noted(), []
+    way = direct.Direct(dist.new_group(), parse("fp16"), transport, dist.new_group())
+    for number in range(5):
+        way.mean(torch.ones(64), last=number == 4, done=told.append)
+    return transport.names
+
+
+def test_buckets_are_on_their_way_back_before_the_last_has_come():
+    there, back = "AllToAll", "AllGathered"
+    for names in run_world(_in_order, 2):
+        assert names == [there, there, there, back, there, back, there, back, back, back]

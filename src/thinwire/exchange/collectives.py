@@ -29,6 +29,8 @@ class Collective(Protocol):
 # Renamed in PyTorch 2.13; the old name warns there and the new one is missing before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+_TAG = 0x7477  # of our messages, on a group where users may send their own
+
 
 def amounts(given: int, sent: int, sends: int) -> dict[str, float]:
     return {"bytes_given": given, "bytes_sent": sent, "sends": sends}
@@ -90,7 +92,42 @@ class AllToAll:
         sent = given - self.sizes[self.worker] * self.tensor.element_size()
         return amounts(given, sent, self.group.size() - 1)
 
-    def start(self) -> dist.Work:
-        return dist.all_to_all_single(
-            self.out, self.tensor, list(self.out_sizes), list(self.sizes), group=self.group, async_op=True
-        )  # type: ignore[return-value]
+    def start(self) -> Started:
+        """gloo's own begins to send to one before it tells the next that it may send: that word then waits behind all
+        that goes out, and a thin link idles for it. So here everybody is told first.
+        """
+        if not _is_gloo(self.group, self.tensor):
+            return dist.all_to_all_single(
+                self.out, self.tensor, list(self.out_sizes), list(self.sizes), group=self.group, async_op=True
+            )  # type: ignore[return-value]
+        outgoing, incoming = self.tensor.split(list(self.sizes)), self.out.split(list(self.out_sizes))
+        incoming[self.worker].copy_(outgoing[self.worker])
+        return _exchange(outgoing, incoming, self.worker, self.group)
+
+
+class Messages:
+    """Between two workers each, under way together."""
+
+    def __init__(self, works: list[dist.Work]):
+        self._works = works
+
+    def wait(self) -> None:
+        while self._works:
+            self._works[0].wait()
+            del self._works[0]  # a second wait would be for one more message, and for ever
+
+
+def _exchange(
+    outgoing: Sequence[Tensor], incoming: Sequence[Tensor], worker: int, group: dist.ProcessGroup
+) -> Messages:
+    """One message to every other worker, and one from each. Those without bytes are not sent."""
+    workers = group.size()
+    sources = [(worker - turn) % workers for turn in range(1, workers)]
+    targets = [(worker + turn) % workers for turn in range(1, workers)]
+    works = [group.recv([incoming[each]], each, _TAG) for each in sources if incoming[each].numel()]
+    works += [group.send([outgoing[each]], each, _TAG) for each in targets if outgoing[each].numel()]
+    return Messages(works)
+
+
+def _is_gloo(group: dist.ProcessGroup, tensor: Tensor) -> bool:
+    return isinstance(group._get_backend(tensor.device), dist.ProcessGroupGloo)
