@@ -85,6 +85,25 @@ def test_a_machine_sends_and_remembers_what_one_flat_worker_would():
                 assert each["bytes_sent"] == each["bytes_sent_inside"] + each["bytes_sent_outside"]
 
 
+def _over_links(links):
+    found = []
+    for link in links:
+        inner, outer = grid(1)
+        with reducer("signsgd", tw.Hierarchical(inner=inner, outer=outer, link=link)) as each:
+            each.reduce(inputs(0, dist.get_rank()))
+            found.append(each.stats()["bytes_sent_outside"])
+    inner, outer = grid(1)
+    own = (0.1 * dist.get_rank(), 1e9)
+    with pytest.raises(ValueError, match="link between machines"):
+        reducer("signsgd", tw.Hierarchical(inner=inner, outer=outer, link=own))
+    return found
+
+
+def test_a_known_link_between_machines_decides_the_route_and_all_must_know_the_same():
+    late, near = zip(*run_world(_over_links, 3, [(1.0, 1e9), (0.0, 1e9)]), strict=True)
+    assert sum(late) > sum(near), "a gather sends more, and has no first shot to wait for"
+
+
 def _inside(codecs):
     found = {}
     for codec in codecs:

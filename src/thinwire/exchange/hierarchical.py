@@ -45,7 +45,7 @@ class Hierarchical:
     `outer`: that of the workers who have this one's place on each machine.
     `inside`: how numbers travel inside: a codec that is right on average, such as "fp32" (as they are), "bf16",
         "qsgd(bits=8)". Nobody remembers what it loses. Exempt tensors travel as they are.
-    `route`: of Means between machines, as in `AllReduce`.
+    `route`, `link`: of Means between machines, as in `AllReduce`.
     `whole`: tensors of at most so many elements are one worker's; larger ones are cut between rows (`parts.deal`).
         Higher => low rank sees larger matrices; lower => workers of a machine have more equal shares of each bucket.
         Unless given, 2^20 for schemes that look at matrices, 2^12 for others.
@@ -59,6 +59,7 @@ class Hierarchical:
         outer: dist.ProcessGroup,
         inside: str | Codec = "fp32",
         route: Route = "auto",
+        link: tuple[float, float] | None = None,
         whole: int | None = None,
         transport: Transport | None = None,
     ) -> None:
@@ -77,7 +78,7 @@ class Hierarchical:
         self._whole, self.whole = whole, whole or WHOLE
         self._given = (inner, outer)
         self._everyone = AllReduce(transport=self.transport)
-        self._outer = AllReduce(route=route, transport=self.transport)
+        self._outer = AllReduce(route=route, link=link, transport=self.transport)
         # A group for each way: scatters go out in the order of buckets, and so do gathers, but not one between the same
         # two others on all workers.
         self._there, self._back = AllReduce(transport=self.transport), AllReduce(transport=self.transport)
@@ -90,8 +91,8 @@ class Hierarchical:
 
     @classmethod
     def of_nodes(
-        cls, local: int | None = None, *, inside: str | Codec = "fp32", route: Route = "auto", whole: int | None = None,
-        transport: Transport | None = None,
+        cls, local: int | None = None, *, inside: str | Codec = "fp32", route: Route = "auto",
+        link: tuple[float, float] | None = None, whole: int | None = None, transport: Transport | None = None,
     ) -> Hierarchical:  # fmt: skip
         """Groups of the ranks as torchrun places them, `local` of every machine one after the other.
 
@@ -105,7 +106,7 @@ class Hierarchical:
                 "for ranks in another order there is Hierarchical(inner=, outer=)"
             )
         inner, outer = node_groups(local)
-        return cls(inner=inner, outer=outer, inside=inside, route=route, whole=whole, transport=transport)
+        return cls(inner=inner, outer=outer, inside=inside, route=route, link=link, whole=whole, transport=transport)
 
     # -- what a pipeline needs -----------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class Hierarchical:
         """Plain sums have two levels like all else."""
 
     def agree(self, given: Mapping[str, str] | None) -> None:
-        self._everyone.agree(given)
+        self._everyone.agree(given and {**given, "link between machines": str(self._outer.link)})
 
     def state_dict(self) -> dict[str, Any]:
         return {}
