@@ -107,8 +107,17 @@ def _quantizers(device: torch.device, shapes: Shapes) -> Calls:
                 [codes, codes], starts, block, h, [ranges, ranges], 0.5, out=x
             ),
         }
-    counters = torch.zeros(n, dtype=torch.int64, device=device)
-    return calls | _bank(device, shapes) | {"random_u32": lambda: kernels.random_u32(7, counters)}
+    return calls | _bank(device, shapes) | _draws(device, shapes)
+
+
+def _draws(device: torch.device, shapes: Shapes) -> Calls:
+    counters = torch.zeros(shapes.numel, dtype=torch.int64, device=device)
+    places = torch.zeros(max(1, shapes.numel // 100), dtype=torch.int32, device=device)
+    stretch, few, key = (_integers_in_cpu(*each) for each in ((0, shapes.numel), (0, places.numel()), (7,)))
+    return {
+        "random_u32": lambda: kernels.random_u32(7, counters),
+        "draw_places": lambda: kernels.draw_places(stretch, few, key, places),
+    }
 
 
 def _bank(device: torch.device, shapes: Shapes) -> Calls:
