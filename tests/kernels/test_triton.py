@@ -128,7 +128,7 @@ def test_every_kernel_and_every_operation_is_among_them():
     modules = [module for name, module in sys.modules.items() if name.startswith("thinwire.kernels.backends.triton.")]
     functions = {value for module in modules for value in vars(module).values() if hasattr(value, "arg_names")}
     starts = {each.fn for each in functions if "program_id" in inspect.getsource(each.fn)}
-    helpers = {"_spots", "_rows"}
+    helpers = {"_spots", "_rows", "_tile"}
     missing = starts - {each.kernel.fn for each in cubins.launches()}
     assert {each.__name__ for each in missing} <= helpers
     called = {name.split(",")[0] for name in calls(torch.device("cpu"))}
