@@ -15,7 +15,7 @@ from thinwire.kernels.backends.reference.rotated import SMALLEST
 from thinwire.kernels.backends.triton.places import KEPT
 
 TILE = 4096  # entries of a block that a program holds
-SHARE = 32  # a group has as much of a buffer as this, if that is more than a block
+SHARE = 40  # a group is this part of a buffer, which is less than a bit of an entry; or a block, where that is more
 
 
 class Part(NamedTuple):

@@ -1,7 +1,7 @@
 """Rotated blocks that are longer than a tile: in passes over memory, with the rotation itself by `hadamard`.
 
 Between two passes a block is held whole, in float32: 4 bytes of fresh memory for every entry of the longest block, or
-of a 32nd of the buffer where that is more. Blocks are taken in groups that fit.
+of a 40th of the buffer where that is more. Blocks are taken in groups that fit.
 """
 
 from __future__ import annotations
