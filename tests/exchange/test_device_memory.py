@@ -19,9 +19,9 @@ SPECS = [spec for spec in every_spec() if not parse(spec).sized_by_numbers]
 # What does not grow with a bucket, and so is more than the message of a small one: the counts of a radix select,
 # pieces of 1,024 entries, and the fits of power laws to tensors.
 FIXED = {"topk": 12_296, "regtopk": 12_296, "topkc": 12_296, "randomk": 3_073, "tnq": 174_544}
-# A block that is longer than a program's 4,096 entries is held whole between two passes over it, in float32, beside what
-# must not be touched: the gradient that is encoded, or the sum of the payloads before. So it takes 4 bytes for each of
-# its entries, where a message has 3 bits, and 16 for each 4,096 of them, which are sums of a program's.
+# A block that is longer than a program's 4,096 entries is held whole between two passes over it, in float32, beside
+# what must not be touched: the gradient that is encoded, or the sum of the payloads before. So it takes 4 bytes for
+# each of its entries, where a message has 3 bits, and 16 for each 4,096 of them, which are sums of a program's.
 LONG = {"eden(bits=3, rotate=30)", "thc(bits=2, rotate=30)"}
 
 
