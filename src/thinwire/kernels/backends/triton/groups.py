@@ -33,6 +33,11 @@ class Part(NamedTuple):
     def blocks(self) -> int:
         return -(-self.length // self.size)
 
+    def follows(self, other: Part) -> bool:
+        """Whether it lies right behind, and neither has any padding."""
+        whole = all(part.length == part.blocks * part.size for part in (self, other))
+        return whole and other.begin + other.length == self.begin
+
     def some(self, first: int, count: int) -> Part:
         """So many of its blocks."""
         at = first * self.size
@@ -53,6 +58,7 @@ class Group(NamedTuple):
     counters_there: Tensor
     starts: Tensor  # in memory of their own
     numel: int
+    begin: int | None  # where they lie in a buffer just as in memory of their own; None where padding keeps them apart
 
     def of(self, keys: Tensor) -> Tensor:
         """Out of a key for each stretch of the buffer those of the stretches here."""
@@ -87,13 +93,13 @@ def _parts(spans: list[tuple[int, int]], block: int, counters: list[int]) -> lis
 
 
 def _packed(parts: list[Part], room: int) -> list[list[Part]]:
-    """In groups of at most so many padded entries."""
+    """In groups of at most so many padded entries, which lie in the buffer as they would end to end."""
     groups, left = [], 0
     for part in parts:
         most = room // part.size
         for first in range(0, part.blocks, most):
             some = part.some(first, most)
-            if some.blocks * some.size > left:
+            if some.blocks * some.size > left or not some.follows(groups[-1][-1]):
                 groups.append([])
                 left = room
             groups[-1].append(some)
@@ -114,5 +120,8 @@ def _group(parts: list[Part], device: torch.device, longer: int) -> Group:
     stretch = np.repeat(np.arange(len(parts), dtype=np.int32), sizes // TILE)
     owner, counters = (np.array([part[field] for part in parts], dtype=np.int64) for field in (0, 6))
     there = [torch.from_numpy(each).to(device) for each in (table.reshape(-1), stretch, owner, counters)]
-    return Group(*there[:2], len(stretch), there[2], torch.from_numpy(counters), there[3], torch.from_numpy(starts),
-                 int(starts[-1]))  # fmt: skip
+    begin = parts[0].begin if parts and starts[-1] == sum(part.length for part in parts) else None
+    return Group(
+        *there[:2], len(stretch), there[2], torch.from_numpy(counters), there[3], torch.from_numpy(starts),
+        int(starts[-1]), begin,
+    )  # fmt: skip

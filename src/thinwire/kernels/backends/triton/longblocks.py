@@ -1,7 +1,7 @@
 """Rotated blocks that are longer than a tile: in passes over memory, with the rotation itself by `hadamard`.
 
-Between two passes a block is held whole, in float32: 4 bytes of fresh memory for every entry of the longest block, or
-of a 40th of the buffer where that is more. Blocks are taken in groups that fit.
+Between two passes a block is held whole, in float32: where the result will be, or else in fresh memory, 4 bytes for
+every entry of the longest block, or of a 40th of the buffer where that is more. Blocks are taken in groups that fit.
 """
 
 from __future__ import annotations
@@ -164,11 +164,19 @@ class Room:
         self.run(_give, self.memory, *self.where, x, float(weight), out, ADD=add)
 
 
-def rooms(groups: Sequence[Group], block: int, like: Tensor) -> Iterator[Room]:
-    """One after the other, in the same memory."""
-    memory = torch.empty(max((each.numel for each in groups), default=0), dtype=torch.float32, device=like.device)
+def rooms(groups: Sequence[Group], block: int, like: Tensor, spare: Tensor | None = None) -> Iterator[Room]:
+    """One after the other: in `spare`, memory like the buffer's that is written over, where they can lie there."""
+    fresh = [each.numel for each in groups if spare is None or each.begin is None]
+    memory = torch.empty(max(fresh, default=0), dtype=torch.float32, device=like.device)
     for group in groups:
-        yield Room(group, memory[: group.numel], block)
+        own = memory if spare is None or group.begin is None else spare[group.begin :]
+        yield Room(group, own[: group.numel], block)
+
+
+def apart(spare: Tensor | None, x: Tensor) -> Tensor | None:
+    """What may be written over while x is still read."""
+    same = spare is not None and spare.untyped_storage()._cdata == x.untyped_storage()._cdata
+    return None if same else spare
 
 
 def rotate_round(

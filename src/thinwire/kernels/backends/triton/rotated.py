@@ -180,7 +180,7 @@ def rotate_round(
         _rotate_round, cut.where.tiles, x, cut.where.table, cut.where.stretch, step, *ends, own[0], own[1],
         cut.counters, out, lost, **cut.shape, warps=8,
     )  # fmt: skip
-    for room in longblocks.rooms(cut.longer, block, x):
+    for room in longblocks.rooms(cut.longer, block, x, longblocks.apart(lost, x)):
         longblocks.rotate_round(room, x, step, ends, drawn[0], drawn[1], out, lost)
 
 
@@ -193,7 +193,7 @@ def unrotate_sum(
         _unrotate_sum, cut.where.tiles, total, cut.where.table, cut.where.stretch, scale, float(offset), cut.of(turns),
         cut.counters, out, **cut.shape, warps=8,
     )  # fmt: skip
-    for room in longblocks.rooms(cut.longer, block, out):
+    for room in longblocks.rooms(cut.longer, block, out, out):
         longblocks.unrotate_sum(room, total, scale, float(offset), turns, out)
 
 
@@ -207,7 +207,7 @@ def rotate_quantize(
         _rotate_quantize, cut.where.tiles, x, cut.where.table, cut.where.stretch, table, cut.of(turns), cut.counters,
         scale, out, lost, BITS=levels.bits, **cut.shape, warps=8,
     )  # fmt: skip
-    for room in longblocks.rooms(cut.longer, block, x):
+    for room in longblocks.rooms(cut.longer, block, x, longblocks.apart(lost, x)):
         longblocks.rotate_quantize(room, x, table, levels.bits, turns, scale, out, lost)
 
 
