@@ -29,6 +29,12 @@ HOT = (
     "_scale_cast",
     "_rotate_round",
     "_unrotate_sum",
+    "_pass",
+    "_fill",
+    "_round",
+    "_unround",
+    "_uncode",
+    "_give",
     "_count",
 )
 
