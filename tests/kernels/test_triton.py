@@ -89,6 +89,10 @@ def test_every_kernel_that_a_call_starts_compiles(target):
     for shapes in (Shapes(), Shapes(block=0, bits=1, width=11, rotated=4096), Shapes(block=100, bits=7, rotated=64)):
         for each in cubins.launches(shapes):
             check_exact(cubins.compiled(each, target))
+    passes = cubins.launches(Shapes(rotated=1 << 20, numel=1 << 20), only="hadamard_")
+    assert len({dict(each.constants)["STRIDE"] for each in passes}) == 3  # of which the others above have two
+    for each in passes:
+        check_exact(cubins.compiled(each, target))
 
 
 class PretendedCard:

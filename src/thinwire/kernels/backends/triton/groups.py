@@ -48,9 +48,7 @@ class Part(NamedTuple):
 class Group(NamedTuple):
     """Parts as stretches of their own: of blocks within a tile, or laid end to end, padded, in memory of their own."""
 
-    table: (
-        Tensor  # as of `Places`; of longer blocks its third field is a place in that memory, its sixth a block's size
-    )
+    table: Tensor  # as of `Places`; but the sixth field is a block's size, the third, of longer ones, a place there
     stretch: Tensor  # int32[tiles]
     tiles: int
     owner: Tensor  # int64: the stretch of the buffer, on the device
@@ -78,7 +76,7 @@ def _longer(content: bytes, dim: int, block: int, counters: bytes, device: torch
     short, longer = ([part for part in parts if (part.size > TILE) is so] for so in (False, True))
     every = sum(part.blocks * part.size for part in parts)
     room = max([every // SHARE, *(part.size for part in longer)])
-    return _group(short, device, 0), [_group(each, device, 1) for each in _packed(longer, room)]
+    return _group(short, device, longer=False), [_group(each, device, longer=True) for each in _packed(longer, room)]
 
 
 def _parts(spans: list[tuple[int, int]], block: int, counters: list[int]) -> list[Part]:
@@ -107,7 +105,7 @@ def _packed(parts: list[Part], room: int) -> list[list[Part]]:
     return groups
 
 
-def _group(parts: list[Part], device: torch.device, longer: int) -> Group:
+def _group(parts: list[Part], device: torch.device, *, longer: bool) -> Group:
     sizes = np.array([part.blocks * part.size if longer else TILE for part in parts], dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     table = np.array(

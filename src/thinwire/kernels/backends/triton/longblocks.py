@@ -166,6 +166,8 @@ class Room:
 
 def rooms(groups: Sequence[Group], block: int, like: Tensor, spare: Tensor | None = None) -> Iterator[Room]:
     """One after the other: in `spare`, memory like the buffer's that is written over, where they can lie there."""
+    if not groups:
+        return
     fresh = [each.numel for each in groups if spare is None or each.begin is None]
     memory = torch.empty(max(fresh, default=0), dtype=torch.float32, device=like.device)
     for group in groups:
