@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 SPECS = [
     "fp16", "qsgd(bits=4)", "tnq(bits=4)", "tnq(group='tensor')", "tnq(model='powerlaw')", "topk(density=0.05)",
     "powersgd(factor_rank=2)", "thc(bits=4)",
-    "eden(bits=2)", "topkc(density=0.2, chunk=8)",
+    "eden(bits=2)", "eden(bits=2, rotate=14)", "topkc(density=0.2, chunk=8)", "randomk(density=0.1)",
 ]  # fmt: skip
 SCRIPT = """
 import json, os, sys

@@ -49,12 +49,23 @@ class Access:
 
 
 @dataclass
+class Flight:
+    """CPU memory that a device copies from or to by itself, as the how manieth of a stream, until the host waited."""
+
+    memory: tuple[int, int, int]
+    stream: str
+    number: int
+    writes: bool
+
+
+@dataclass
 class Device(TorchDispatchMode):
     """Plays one device. Entered, it watches all that PyTorch does."""
 
     current: str = TRAINING
     done: dict[str, float] = field(default_factory=dict)  # by stream: how far it is known to have got; else nowhere
     watch_host: bool = True
+    watch_flights: bool = False  # no copy may be waited for by itself, nor its CPU memory be touched before it is over
     collectives: list[tuple] = field(default_factory=list)
     operations: int = 0
 
@@ -65,6 +76,7 @@ class Device(TorchDispatchMode):
         self.here = set()  # storages on the device
         self.held = []  # so that no memory is used twice under another name
         self.inside_kernel = 0
+        self.flights = []  # not yet waited for
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -96,6 +108,11 @@ class Device(TorchDispatchMode):
         assert begin[0] == end[0], "a span is one stream's"
         return end[1] - begin[1] if end[1] <= self.done.get(end[0], 0) else None
 
+    def land(self, mark):
+        """The host waits for a mark."""
+        stream, number = mark
+        self.flights = [each for each in self.flights if each.stream != stream or each.number > number]
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def bring(self, *tensors):
@@ -108,9 +125,8 @@ class Device(TorchDispatchMode):
         key = _key(tensor)
         if key not in self.here or not tensor.numel():
             return
-        begin = tensor.storage_offset() * tensor.element_size()
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        new = Access(stream, number, what, begin, begin + reach * tensor.element_size(), writes)
+        _, begin, end = _memory(tensor)
+        new = Access(stream, number, what, begin, end, writes)
         for old in self.accesses[key]:
             meets = old.begin < new.end and new.begin < old.end and (old.writes or new.writes)
             if meets and old.stream != stream and self.known[stream][old.stream] < old.number:
@@ -130,6 +146,8 @@ class Device(TorchDispatchMode):
             masks = name == "aten::index" and any(index is not None and index.dtype is torch.bool for index in args[1])
             if name in WAITS or f"{name}.{func._overloadname}" in WAITS or masks:
                 raise HostWait(f"{name} of what is on the device")
+        if self.watch_flights:
+            self.fly(func, args, kwargs, given)
         result = func(*args, **kwargs)
         made = [each for each in tree_flatten(result)[0] if isinstance(each, torch.Tensor)]
         if _fetches(name, args, kwargs, self.here):
@@ -148,6 +166,24 @@ class Device(TorchDispatchMode):
                     self.access(each, True, name, number, self.current)
         return result
 
+    def fly(self, func, args, kwargs, given):
+        """Before an operation: is the CPU memory that it needs at rest; and does it send some on its way?"""
+        if func.is_view:
+            return
+        written = [_memory(each) for each in _written(func, args, kwargs)]
+        host = [_memory(each) for each in given if _key(each) not in self.here]
+        copies = func._schema.name == "aten::copy_" and len(host) == 1
+        for flight in self.flights:
+            ordered = copies and self.known[self.current][flight.stream] >= flight.number
+            touched = [each for each in host if _meet(each, flight.memory) and (flight.writes or each in written)]
+            if touched and not ordered:
+                raise TooEarly(f"{func._schema.name} against a copy of {flight.stream} that is not over")
+        if copies:
+            if not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False)):
+                raise HostWait("a copy between CPU memory and the device that is waited for")
+            number = self.known[self.current][self.current] + 1
+            self.flights += [Flight(each, self.current, number, each in written) for each in host]
+
     # -- what the host asks --------------------------------------------------------------------------------------------
 
     def asked(self, what, tensor):
@@ -157,6 +193,17 @@ class Device(TorchDispatchMode):
 
 def _key(tensor):
     return tensor.untyped_storage()._cdata
+
+
+def _memory(tensor):
+    """(storage, begin, end), in bytes."""
+    begin = tensor.storage_offset() * tensor.element_size()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return _key(tensor), begin, begin + (reach * tensor.element_size() if tensor.numel() else 0)
+
+
+def _meet(one, other):
+    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
 
 
 def _fetches(name, args, kwargs, here):
@@ -175,6 +222,20 @@ def _written(func, args, kwargs):
         if argument.name in kwargs and argument.alias_info is not None and argument.alias_info.is_write:
             found.append(kwargs[argument.name])
     return found
+
+
+class PlayedLandings:
+    """The host waits for copies of a played device."""
+
+    def __init__(self, device):
+        self.device, self.waits = device, 0
+
+    def mark(self):
+        return self.device.mark()
+
+    def wait(self, mark):
+        self.waits += 1
+        self.device.land(mark)
 
 
 class NoDevice:

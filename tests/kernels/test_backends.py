@@ -14,7 +14,7 @@ JUDGEMENTS = {"at_hand", "carried", "doubt", "seen_nonfinite", "spoil_", "warm_u
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"dequantize_bank_add", "keep_finite_", "quantize_bank", "random_u32"}  # a device needs them
-WITHOUT_TRITON = {"draw_places", "keep_", "sum_halves"}  # places in CPU memory, a copy, and what is for gloo
+WITHOUT_TRITON = {"keep_", "sum_halves"}  # a copy, and what is for gloo
 
 N, BLOCK, BITS = 300, 64, 4
 STARTS, KEYS, COUNTERS = torch.tensor([0, 100, N]), torch.tensor([5, -7]), torch.tensor([0, 9])

@@ -24,6 +24,7 @@ def interpreted(*options):
     return done.stdout
 
 
+@pytest.mark.timeout(600)
 def test_every_operation_equals_its_reference():
     out = interpreted(*LAWS, "-vv")
     passed = [line for line in out.splitlines() if "PASSED" in line]

@@ -72,7 +72,7 @@ def test_quantisers(name, bits):
     both(work)
 
 
-@pytest.mark.parametrize("block", [64, 1024, 4096])
+@pytest.mark.parametrize("block", [64, 1024, 4096, 8192, 1 << 30])
 def test_rotations(block):
     levels = Levels(torch.linspace(-2, 2, 4))
 
@@ -87,6 +87,17 @@ def test_rotations(block):
         module.rotate_quantize(y, STARTS, block, levels, **how, scale=scale, out=codes, lost=said)
         module.hadamard_(y, STARTS, block, keys=KEYS, counters=COUNTERS)
         return integers, lost, mean, codes, scale, said, y
+
+    both(work)
+
+
+def test_places():
+    few = torch.tensor([0, 3, 3, 4003, 10_000])
+
+    def work(module, device):
+        out = torch.zeros(10_000, dtype=torch.int32, device=device)
+        module.draw_places(STARTS, few, KEYS, out)
+        return (out,)
 
     both(work)
 

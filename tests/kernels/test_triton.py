@@ -29,6 +29,12 @@ HOT = (
     "_scale_cast",
     "_rotate_round",
     "_unrotate_sum",
+    "_pass",
+    "_fill",
+    "_round",
+    "_unround",
+    "_uncode",
+    "_give",
     "_count",
 )
 
@@ -83,6 +89,10 @@ def test_every_kernel_that_a_call_starts_compiles(target):
     for shapes in (Shapes(), Shapes(block=0, bits=1, width=11, rotated=4096), Shapes(block=100, bits=7, rotated=64)):
         for each in cubins.launches(shapes):
             check_exact(cubins.compiled(each, target))
+    passes = cubins.launches(Shapes(rotated=1 << 20, numel=1 << 20), only="hadamard_")
+    assert len({dict(each.constants)["STRIDE"] for each in passes}) == 3  # of which the others above have two
+    for each in passes:
+        check_exact(cubins.compiled(each, target))
 
 
 class PretendedCard:
@@ -128,7 +138,7 @@ def test_every_kernel_and_every_operation_is_among_them():
     modules = [module for name, module in sys.modules.items() if name.startswith("thinwire.kernels.backends.triton.")]
     functions = {value for module in modules for value in vars(module).values() if hasattr(value, "arg_names")}
     starts = {each.fn for each in functions if "program_id" in inspect.getsource(each.fn)}
-    helpers = {"_spots", "_rows"}
+    helpers = {"_spots", "_rows", "_tile"}
     missing = starts - {each.kernel.fn for each in cubins.launches()}
     assert {each.__name__ for each in missing} <= helpers
     called = {name.split(",")[0] for name in calls(torch.device("cpu"))}

@@ -12,6 +12,7 @@ import thinwire as tw
 from helpers.models import batch, digest
 from helpers.world import run_world
 from thinwire.core.layout import Layout
+from thinwire.schemes._products import gram_schmidt
 from thinwire.schemes.powersgd import PowerSGD, _plan, orthonormal
 
 
@@ -163,9 +164,23 @@ def test_bases_are_orthonormal_whatever_the_columns(kind, dtype):
             wide *= 1e-30
         case "huge":
             wide *= 1e30
-    basis = orthonormal(wide)
-    torch.testing.assert_close(basis @ basis.mT, torch.eye(4, dtype=dtype).expand(2, 4, 4), rtol=0, atol=1e-6)
-    assert torch.equal(basis, orthonormal(wide.clone()))
+    for make in (orthonormal, lambda wide: gram_schmidt(wide, torch.full_like(wide, 7.0))):  # a device's way, too
+        basis, kept = make(wide), wide.clone()
+        torch.testing.assert_close(basis @ basis.mT, torch.eye(4, dtype=dtype).expand(2, 4, 4), rtol=0, atol=1e-6)
+        assert torch.equal(basis, make(wide.clone())) and torch.equal(wide, kept)
+        if kind in ("tiny", "huge"):
+            scaled = wide / wide.abs().max()
+            torch.testing.assert_close(scaled @ basis.mT @ basis, scaled)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_has_no_basis_on_a_device(bad):
+    """Whoever looks at a basis that nobody waited for sees it; matrices beside that one are as they would be."""
+    wide = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0))
+    alone = gram_schmidt(wide, torch.empty_like(wide))
+    wide[1, 0, 7] = bad
+    basis = gram_schmidt(wide, torch.empty_like(wide))
+    assert basis[1].isnan().all() and torch.equal(basis[0], alone[0])
 
 
 @pytest.mark.parametrize("sided", ["two", "one"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Shapes:
 
 
 USUAL = Shapes()
+LONGER = 4096  # entries that some program holds
 
 
 def warm_up(device: torch.device, shapes: Iterable[Shapes] = (USUAL,), *, operations: Iterable[str] = ()) -> None:
@@ -46,7 +47,7 @@ def warm_up(device: torch.device, shapes: Iterable[Shapes] = (USUAL,), *, operat
 
 def calls(device: torch.device, shapes: Shapes = USUAL) -> Calls:
     """{operation, and what sets it apart: a call of it}, through the faces."""
-    families = (_statistics, _quantizers, _integers, _casts, _moves, _rotations, _products)
+    families = (_statistics, _quantizers, _integers, _casts, _moves, _rotations, _longer_rotations, _products)
     return {name: call for family in families for name, call in family(device, shapes).items()}
 
 
@@ -107,8 +108,17 @@ def _quantizers(device: torch.device, shapes: Shapes) -> Calls:
                 [codes, codes], starts, block, h, [ranges, ranges], 0.5, out=x
             ),
         }
-    counters = torch.zeros(n, dtype=torch.int64, device=device)
-    return calls | _bank(device, shapes) | {"random_u32": lambda: kernels.random_u32(7, counters)}
+    return calls | _bank(device, shapes) | _draws(device, shapes)
+
+
+def _draws(device: torch.device, shapes: Shapes) -> Calls:
+    counters = torch.zeros(shapes.numel, dtype=torch.int64, device=device)
+    places = torch.zeros(max(1, shapes.numel // 100), dtype=torch.int32, device=device)
+    stretch, few, key = (_integers_in_cpu(*each) for each in ((0, shapes.numel), (0, places.numel()), (7,)))
+    return {
+        "random_u32": lambda: kernels.random_u32(7, counters),
+        "draw_places": lambda: kernels.draw_places(stretch, few, key, places),
+    }
 
 
 def _bank(device: torch.device, shapes: Shapes) -> Calls:
@@ -200,6 +210,12 @@ def _rotations(device: torch.device, shapes: Shapes) -> Calls:
         "unrotate_levels_sum": lambda: estimated(False),
         "unrotate_levels_sum, add": lambda: estimated(True),
     }
+
+
+def _longer_rotations(device: torch.device, shapes: Shapes) -> Calls:
+    """Of blocks that are longer than any program holds, whatever the shapes say."""
+    rotated = _rotations(device, replace(shapes, rotated=2 * LONGER, numel=max(LONGER, shapes.numel) + 1))
+    return {f"{name}, long": call for name, call in rotated.items()}
 
 
 def _products(device: torch.device, shapes: Shapes) -> Calls:

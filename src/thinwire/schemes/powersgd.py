@@ -151,40 +151,12 @@ def orthonormal(wide: Tensor, out: Tensor | None = None) -> Tensor:
     Equal input gives equal bits, so workers that hold the same sum hold the same basis.
     """
     if not kernels.at_hand(wide):
-        return gram_schmidt(wide)
+        return _products.gram_schmidt(wide, torch.empty_like(wide) if out is None else out)
     if out is None:
         return torch.linalg.qr(wide.mT)[0].mT.contiguous()
     rank = wide.shape[-2]
     torch.linalg.qr(wide.mT, out=(out.mT, wide.new_empty((*wide.shape[:-2], rank, rank)).mT))
     return out
-
-
-def gram_schmidt(wide: Tensor) -> Tensor:
-    """The same on a device: a QR decomposition may wait for one, and stop at a NaN.
-
-    Each row is freed of those before it, twice, which is as good as reflections. Where nothing of it is left, a row
-    drawn at random, which is never among the others, takes its place.
-    """
-    basis = torch.empty_like(wide)
-    for row in range(wide.shape[-2]):
-        before = basis[..., :row, :]
-        found = _free(_unit(wide[..., row, :]), before)
-        drawn = kernels.random_u32(row, torch.arange(wide.shape[-1], dtype=torch.int64, device=wide.device))
-        other = _free(_unit((drawn.double() / 2**32 - 0.5).to(wide.dtype)).expand_as(found), before)
-        gone = found.norm(dim=-1, keepdim=True) < 2.0**-10
-        basis[..., row, :] = _unit(_free(torch.where(gone, _unit(other), _unit(found)), before))
-    return basis
-
-
-def _free(vectors: Tensor, of: Tensor) -> Tensor:
-    """What is left of each vector without its part in the span of `of`."""
-    return vectors - (of.mT @ (of @ vectors.unsqueeze(-1))).squeeze(-1) if of.shape[-2] else vectors
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    """Of length 1; zero stays zero. Scaled first: tiny entries have no squares."""
-    vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
-    return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
 
 
 class _Batch(NamedTuple):

@@ -51,9 +51,9 @@ class RandomK(Scheme):
         kernels.spoil_(flat, flat)  # else an entry that is not drawn would hide it from the group
         layout = bucket.layout
         few = layout.once(("few", level), lambda: _few(layout, level))
-        places = bucket.scratch.take("drawn", few.numel, torch.int32)
+        places = bucket.scratch.take("drawn", few.numel, torch.int32, flat.device)
         kernels.draw_places(layout.starts, few.starts, bucket.keys(shared=True), out=places)
-        return (yield from converse_about(bucket, kernels.carried(places, flat.device), few, self.values))
+        return (yield from converse_about(bucket, places, few, self.values))
 
 
 def _few(layout: Layout, density: float) -> Layout:

@@ -25,7 +25,9 @@ REACH = 3.297  # deviations of a rotated entry that the range covers: 1 in 1024 
 TABLE = (-15, -12, -10, -8, -6, -4, -2, -1, 1, 2, 4, 6, 8, 10, 12, 15)
 TABLE_REACH = 2.1539
 _SECOND = 0x5851_F42D_4C95_7F2D  # makes another key of a key
-SLICE = 1 << 16  # entries that are looked up at a time
+# Entries that are looked up at a time, at most, and the parts of a bucket that is not as long: looking one up takes 49
+# bytes of memory, where a message has one byte for it and more.
+SLICE, SLICES = 1 << 16, 64
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,13 @@ class THC(Scheme):
 
     def _to_table(self, bucket: Bucket, blocks: Rotation, integers: Tensor, step: Tensor) -> None:
         """Round the grid's integers at random to its points that are in the table, in place; what is lost follows."""
-        device, begin = integers.device, 0
-        below, above, share = (column.to(device) for column in _table_columns())
+        device, begin, few = integers.device, 0, min(SLICE, max(1024, -(-blocks.numel // SLICES)))
+        below, above, share = _table_columns(device)
         for key, counter, size in zip(
             blocks.signs(bucket.keys()).tolist(), blocks.counters.tolist(), blocks.stretches, strict=True
         ):
-            for at in range(0, size, SLICE):
-                some = integers[begin + at : begin + min(at + SLICE, size)]
+            for at in range(0, size, few):
+                some = integers[begin + at : begin + min(at + few, size)]
                 places = counter + at + torch.arange(some.numel(), dtype=torch.int64, device=device)
                 drawn = kernels.random_u32(key ^ _SECOND, places)  # rounding to the grid had the key itself
                 number = some.long() - TABLE[0]
@@ -229,13 +231,13 @@ def _dots_(bucket: Bucket, mean: Tensor) -> Tensor:
 
 
 @cache
-def _table_columns() -> tuple[Tensor, Tensor, Tensor]:
+def _table_columns(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For every integer of the grid: the table's points below and above it, and 2^32 times how often it goes up."""
     grid = range(TABLE[0], TABLE[-1] + 1)
     below = [max(point for point in TABLE if point <= number) for number in grid]
     above = [min(point for point in TABLE if point >= number) for number in grid]
     share = [(number - low) * 2**32 // max(1, high - low) for number, low, high in zip(grid, below, above, strict=True)]
-    columns = torch.tensor([below, above, share], dtype=torch.int64, device="cpu")
+    columns = torch.tensor([below, above, share], dtype=torch.int64, device="cpu").to(device)
     return columns[0], columns[1], columns[2]
 
 

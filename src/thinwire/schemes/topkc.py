@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from thinwire import kernels
 from thinwire.core import randomness
@@ -63,15 +62,14 @@ class TopKC(Scheme):
         return density_knob(self.density)
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        if self.shuffle:
+            return (yield from self._shuffled(bucket.settle(in_place=True), memory, level))
         flat = bucket.flat
         chunks = -(-flat.numel() // self.chunk)
         own = bucket.scratch.take("norms", chunks, torch.float32, flat.device)
         whole = bucket.layout.once("whole", lambda: integers([0, flat.numel()]))
         kernels.block_statistics(flat, whole, self.chunk, square=own, owed=bucket.owed, total=bucket.lost)
         bucket = bucket.settled()
-        if self.shuffle:
-            entries = self._shuffled(bucket)
-            own.copy_(_gathered(bucket.flat, entries).square_().view(chunks, self.chunk).sum(1))
         if holds_sum(torch.bfloat16, bucket.workers):
             short = bucket.scratch.take("norms", chunks, torch.bfloat16, flat.device)
             norms = own.copy_((yield Sum(short.copy_(own))))
@@ -82,30 +80,34 @@ class TopKC(Scheme):
             return bucket.target.fill_(torch.nan)
         count = kept(level, chunks)
         places = kernels.top_k(norms, count, out=bucket.scratch.take("chunks", count, torch.int32, flat.device))
-        scale, chunk = _scale(norms), self.chunk
-        if self.shuffle:
-            chosen = entries.view(chunks, chunk)[places.long()].flatten()
-            places, chunk = chosen[chosen >= 0].to(torch.int32), 1
-        few = kept_layout(bucket.layout, places.numel() * chunk)
-        mean = yield from converse_about(bucket, places, few, self.values, chunk=chunk, scale=scale)
+        few = kept_layout(bucket.layout, count * self.chunk)
+        mean = yield from converse_about(bucket, places, few, self.values, chunk=self.chunk, scale=_scale(norms))
         return mean if kernels.at_hand(norms) else kernels.spoil_(mean, norms)
 
-    def _shuffled(self, bucket: Bucket) -> Tensor:
-        """int64: the bucket's entries in an order that all workers draw alike, the same in every step; then -1s."""
+    def _shuffled(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
+        """The same about the bucket's entries in another order, and all of it put back."""
+        flat, order = bucket.flat, self._order(bucket)
+        mixed, mean = (
+            bucket.scratch.take(f"shuffled-{what}", flat.numel(), flat.dtype, flat.device) for what in ("flat", "mean")
+        )
+        kernels.gather(flat, order, out=mixed)
+        part = replace(bucket, flat=mixed, lost=None if bucket.lost is None else mixed, spare=None, out=mean)
+        mean = yield from replace(self, shuffle=False).converse(part, memory, level)
+        if bucket.lost is not None:
+            kernels.put_(bucket.lost, order, mixed)
+        kernels.put_(bucket.target, order, mean)
+        return bucket.target
+
+    def _order(self, bucket: Bucket) -> Tensor:
+        """int32: the bucket's entries in an order that all workers draw alike, the same in every step."""
 
         def draw() -> Tensor:
             names = bucket.layout.names
             generator = torch.Generator("cpu").manual_seed(randomness.key(bucket.seed, 0, "\n".join(names)) >> 1)
-            numel = bucket.flat.numel()
-            order = torch.randperm(numel, dtype=torch.int64, device="cpu", generator=generator)
-            return functional.pad(order, (0, -numel % self.chunk), value=-1).to(bucket.flat.device)
+            order = torch.randperm(bucket.flat.numel(), dtype=torch.int64, device="cpu", generator=generator)
+            return order.to(torch.int32).to(bucket.flat.device)
 
-        return bucket.layout.once(("shuffled", bucket.seed, self.chunk), draw)
-
-
-def _gathered(flat: Tensor, entries: Tensor) -> Tensor:
-    """The entries, and 0 where there is none."""
-    return torch.where(entries >= 0, flat[entries.clamp(min=0)], 0)
+        return bucket.layout.once(("shuffled", bucket.seed, bucket.flat.device), draw)
 
 
 def _scale(norms: Tensor) -> float | Tensor:

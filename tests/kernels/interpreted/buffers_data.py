@@ -71,6 +71,16 @@ def every_length() -> Buffer:
     return Buffer(x, starts, keys, torch.randint(0, 2**31, keys.shape, generator=generator), seed=3)
 
 
+def several_lengths() -> Buffer:
+    """Stretches with gaps between them, around a tile of 4,096 entries and twice that; one has an Inf."""
+    starts = torch.tensor([[1, 4098], [4100, 12292], [12292, 12292], [12300, 12400], [12400, 12400 + 2 * 8192 + 5000]])
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(int(starts[-1, 1]) + 3, generator=generator)
+    x[12_310] = math.inf
+    keys = torch.randint(-(2**63), 2**63 - 1, (len(starts),), generator=generator)
+    return Buffer(x, starts, keys, torch.randint(0, 2**31, keys.shape, generator=generator), seed=4)
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal to the bit, but any NaN equals any NaN."""
     word = {2: torch.int16, 4: torch.int32}[a.element_size()]

@@ -183,3 +183,16 @@ def test_draws(backend, key, first):
     expected = reference.random_u32(key, counters)
     assert torch.equal(backend.random_u32(key, counters), expected)
     assert torch.equal(backend.random_u32(torch.full((1500,), key), counters), expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2500)), max_size=4), st.integers(0, 2**31))
+def test_places(backend, sizes, seed):
+    """Of stretches that are empty, or as long as int32 can say; none of some."""
+    lengths = [length // max(1, len(sizes)) for length, _ in sizes]
+    few = torch.tensor([0, *(min(count, length) for length, (_, count) in zip(lengths, sizes, strict=True))]).cumsum(0)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    keys = torch.randint(-(2**63), 2**63 - 1, (len(sizes),), generator=torch.Generator().manual_seed(seed))
+    found, expected = (torch.full((int(few[-1]),), -7, dtype=torch.int32) for _ in range(2))
+    backend.draw_places(starts, few, keys, found)
+    reference.draw_places(starts, few, keys, expected)
+    assert torch.equal(found, expected)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from buffers_data import buffers, every_length, same_bits
+from buffers_data import buffers, every_length, same_bits, several_lengths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +45,31 @@ def test_rotated_rounding_and_sums(backend, buffer, block, dtype, residual):
 def test_every_length_rotated(backend):
     check_rounding(backend, every_length(), 4096, torch.int16, True)
     check_estimates(backend, every_length(), 4096, 3, True, True)
+
+
+@pytest.mark.parametrize("block", [8192, 1 << 30])
+def test_rotated_blocks_longer_than_a_tile(backend, block):
+    """Several groups of them, with shorter ones between: whole, padded, of one entry more than a tile; gaps stay."""
+    check_rounding(backend, several_lengths(), block, torch.int16, True)
+    check_estimates(backend, several_lengths(), block, 3, block == 8192, True)
+
+
+def test_what_is_lost_of_a_longer_block_may_be_written_over_it(backend):
+    buffer, made = several_lengths(), []
+    step = buffer.ranges(8192)
+    for module in (reference, backend):
+        x = buffer.x.clone()
+        out = torch.zeros(kernels.padded_numel(buffer.starts, 8192), dtype=torch.int16)
+        how = {"signs": buffer.keys, "counters": buffer.counters, "keys": buffer.keys, "out": out, "lost": x}
+        module.rotate_round(x, buffer.starts, 8192, step, 0.5, -7, 8, **how)
+        made.append((out, x))
+    assert torch.equal(made[0][0], made[1][0]) and same_bits(made[0][1], made[1][1])
+
+
+@given(buffers(gaps=True, longest=20_000), st.sampled_from([8192, 16_384, 1 << 20]), st.integers(1, 4), st.booleans())
+def test_longer_blocks_of_any_values(backend, buffer, block, bits, flag):
+    check_rounding(backend, buffer, block, torch.int8, flag)
+    check_estimates(backend, buffer, block, bits, not flag, flag)
 
 
 def check_rounding(backend, buffer, block, dtype, residual):

@@ -6,11 +6,11 @@ CPUs; `streamed` has a stream of its own, for accelerators.
 """
 
 from thinwire.exchange.lane.lane import DEPTH, Done, Job, Lane, Rounds
-from thinwire.exchange.lane.staging import CudaStage, Stage, staged
+from thinwire.exchange.lane.staging import CudaStage, Landings, Stage, staged
 from thinwire.exchange.lane.streamed import CudaSide, Side, Streamed
 from thinwire.exchange.lane.threaded import Threaded, close_at_exit
 
 __all__ = [
-    "DEPTH", "CudaSide", "CudaStage", "Done", "Job", "Lane", "Rounds", "Side", "Stage", "Streamed", "Threaded",
-    "close_at_exit", "staged",
+    "DEPTH", "CudaSide", "CudaStage", "Done", "Job", "Landings", "Lane", "Rounds", "Side", "Stage", "Streamed",
+    "Threaded", "close_at_exit", "staged",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -66,3 +66,21 @@ class CudaStage:
             to.copy_(source, non_blocking=True)
         self._stream.synchronize()
         return to
+
+
+class Landings:
+    """When copies between devices and pinned memory are over, which nobody waits for one by one."""
+
+    def __init__(self, devices: Iterable[torch.device]):
+        self._devices = [device for device in devices if device.type == "cuda"]
+
+    def mark(self) -> list[torch.cuda.Event]:
+        """After all that the caller's streams have to do by now."""
+        events = [torch.cuda.Event() for _ in self._devices]
+        for event, device in zip(events, self._devices, strict=True):
+            event.record(torch.cuda.current_stream(device))
+        return events
+
+    def wait(self, mark: list[torch.cuda.Event]) -> None:
+        for event in mark:
+            event.synchronize()

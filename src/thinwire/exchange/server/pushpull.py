@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.core.partition import small
 from thinwire.core.scheme import Codec
+from thinwire.exchange.lane import Landings
 from thinwire.exchange.server import frames
 from thinwire.exchange.server.client import ParameterServer
 from thinwire.exchange.server.frames import Kind
@@ -34,7 +35,11 @@ class _Section:
 
 
 class PushPull:
-    """One worker's gradients and weights, divided among the servers by size. Runs in the training thread, no lane."""
+    """One worker's gradients and weights, divided among the servers by size. Runs in the training thread, no lane.
+
+    Those of a GPU are copied by itself from and to pinned memory. Gradients are waited for once, when all are on their
+    way; weights not at all, but before their memory is used again.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,9 @@ class PushPull:
         self._by_name = dict(self.parameters)
         self._codec, self._seed = codec, seed
         self._scratch = Scratch()
+        self._landings = Landings({parameter.device for _, parameter in self.parameters})
+        self._delivered = self._landings.mark()
+        self._pinned = any(parameter.is_cuda for _, parameter in self.parameters)
         exact = FP32()
         layout = Layout.of([(name, tuple(parameter.shape)) for name, parameter in self.parameters])
         self._servers: list[tuple[int, list[_Section], Gradient]] = []
@@ -68,24 +76,26 @@ class PushPull:
         if remembers:
             for name in names:
                 self.memory.add(name, {"residual": torch.zeros(self._by_name[name].shape, device="cpu")})
-        pinned = any(self._by_name[name].is_cuda for name in names)  # so that a GPU copies to it by itself
-        flat = torch.zeros(layout.numel, device="cpu", pin_memory=pinned)
+        flat = torch.zeros(layout.numel, device="cpu", pin_memory=self._pinned)
         return _Section(codec, tuple(names), layout, flat, remembers)
 
     def pull(self, *, first: bool = False) -> None:
         """Take the servers' weights; with `first`, the first worker offers its own as the ones to begin with."""
+        offers = first and self._exchange.worker == 0
+        if offers:
+            self._fetch(lambda parameter: parameter.detach())
         messages = []
         for _, sections, operation in self._servers:
-            offered = torch.empty(0, dtype=torch.uint8)
-            if first and self._exchange.worker == 0:
-                weights = [self._by_name[name].detach().reshape(-1) for section in sections for name in section.names]
-                offered = frames.as_bytes(torch.cat(weights).float().cpu())
-            messages.append((operation, offered))
+            offered = torch.empty(0, dtype=torch.float32, device="cpu")
+            if offers:
+                offered = torch.cat([section.flat for section in sections])
+            messages.append((operation, frames.as_bytes(offered)))
         self._exchange_weights(Kind.WEIGHTS, messages)
 
     def trade(self) -> None:
         """Push the gradient, pull the weights."""
         level, messages = self._codec.level, []
+        self._fetch(lambda parameter: parameter.grad)
         for server, sections, operation in self._servers:
             data = self._scratch.take(f"up-{server}", operation.up_bytes(level), torch.uint8)
             for section, part in zip(sections, data.split(operation.section_bytes(level)), strict=True):
@@ -94,11 +104,15 @@ class PushPull:
         self._exchange_weights(Kind.GRADIENT, messages)
         self.step += 1
 
+    def _fetch(self, values: Callable[[nn.Parameter], Tensor | None]) -> None:
+        """Bring what parameters have, 0 where that is nothing, to the sections' memory."""
+        for section in (section for _, sections, _ in self._servers for section in sections):
+            for segment in section.layout.segments:
+                value, target = values(self._by_name[segment.name]), section.flat[segment.start : segment.stop]
+                target.zero_() if value is None else target.copy_(value.reshape(-1), non_blocking=True)
+        self._landings.wait(self._landings.mark())
+
     def _encode(self, section: _Section, level: float, out: Tensor) -> None:
-        for segment in section.layout.segments:
-            gradient = self._by_name[segment.name].grad
-            target = section.flat[segment.start : segment.stop]
-            target.zero_() if gradient is None else target.copy_(gradient.reshape(-1))
         exchange = self._exchange
         bucket = Bucket(
             section.flat, section.layout, exchange.workers, exchange.worker, self.step, self._seed, None, self._scratch
@@ -111,8 +125,10 @@ class PushPull:
     def _exchange_weights(self, kind: Kind, messages: list[tuple[Gradient, Tensor]]) -> None:
         level = self._codec.level
         asks, answers = [], []
+        self._landings.wait(self._delivered)
         for (server, _, operation), (_, data) in zip(self._servers, messages, strict=True):
-            answer = self._scratch.take(f"down-{server}", operation.down_bytes(level), torch.uint8)
+            size = operation.down_bytes(level)
+            answer = self._scratch.take(f"down-{server}", size, torch.uint8, pinned=self._pinned)
             asks.append((server, operation, data, answer))
             answers.append(answer)
         self._exchange.trade(kind, asks, self.step, level)
@@ -121,6 +137,12 @@ class PushPull:
             for section in sections:
                 for segment in section.layout.segments:
                     parameter = self._by_name[segment.name]
-                    values = weights[at + segment.start : at + segment.stop].view(parameter.shape)
-                    parameter.data.copy_(values)
+                    _deliver(weights[at + segment.start : at + segment.stop].view(parameter.shape), parameter)
                 at += section.layout.numel
+        self._delivered = self._landings.mark()
+
+
+def _deliver(values: Tensor, parameter: nn.Parameter) -> None:
+    if values.dtype is not parameter.dtype:
+        values = values.to(parameter.device, non_blocking=True)  # first as it is: to convert on the way would wait
+    parameter.data.copy_(values, non_blocking=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import carried
 from thinwire.kernels.backends.reference.blocks import Blocks
 
 COUNTERS = 1 << 32  # counters are below this
@@ -38,7 +39,8 @@ def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
     begin, end = number * numel // count, (number + 1) * numel // count
     inside = random_u32(keys[owner], number) * (end - begin) >> 32
     turn = random_u32(keys[owner], count) * numel >> 32
-    out.copy_(starts[owner] + (begin + inside + turn) % numel)
+    places = starts[owner] + (begin + inside + turn) % numel
+    out.copy_(carried(places.to(out.dtype), out.device))
 
 
 def _numbers(count: int) -> Tensor:

@@ -14,7 +14,7 @@ if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):  # the oldest th
 
 from thinwire.kernels.backends.triton.blockstats import all_finite, block_statistics, keep_finite_
 from thinwire.kernels.backends.triton.cast import cast_add, narrow, scale_cast, widen
-from thinwire.kernels.backends.triton.draws import random_u32
+from thinwire.kernels.backends.triton.draws import draw_places, random_u32
 from thinwire.kernels.backends.triton.hadamard import hadamard_
 from thinwire.kernels.backends.triton.indices import decode_indices, encode_indices
 from thinwire.kernels.backends.triton.integers import add_packed, add_packed_saturating, pack_ints
@@ -41,10 +41,10 @@ from thinwire.kernels.backends.triton.sparse import gather, put_, scatter_add, t
 __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_bank_add", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
-    "dequantize_uniform_sum", "encode_indices", "gather", "hadamard_", "keep_finite_", "narrow", "outer_product",
-    "pack_ints", "put_", "quantize_bank", "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize",
-    "rotate_round", "scale_cast", "scatter_add", "take_", "takes", "times_columns", "times_rows", "top_k",
-    "unrotate_levels_sum", "unrotate_sum", "widen",
+    "dequantize_uniform_sum", "draw_places", "encode_indices", "gather", "hadamard_", "keep_finite_", "narrow",
+    "outer_product", "pack_ints", "put_", "quantize_bank", "quantize_levels", "quantize_uniform", "random_u32",
+    "rotate_quantize", "rotate_round", "scale_cast", "scatter_add", "take_", "takes", "times_columns", "times_rows",
+    "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
 ]  # fmt: skip
 
 _FLOATS = {torch.float32, torch.float16, torch.bfloat16}

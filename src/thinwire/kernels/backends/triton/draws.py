@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from thinwire.kernels.backends.memory import carried
 from thinwire.kernels.backends.reference import draws as reference
 from thinwire.kernels.backends.triton.launch import launch
-from thinwire.kernels.backends.triton.pieces import random_bits, scrambled
+from thinwire.kernels.backends.triton.pieces import place, random_bits, scrambled
+from thinwire.kernels.backends.triton.places import kept, places
 
 TILE = 1024
 
@@ -25,6 +27,22 @@ def _random(keys, low, high, counter, out, n, TILE: tl.constexpr):
     tl.store(out + at, bits.to(tl.int64), mask=at < n)
 
 
+@triton.jit
+def _draw_places(keys, table, stretch_of, starts, out, TILE: tl.constexpr):
+    tile = tl.program_id(0)
+    stretch = tl.load(stretch_of + tile)
+    count, begin = place(table, stretch, 1), tl.load(starts + stretch)
+    length = tl.load(starts + stretch + 1) - begin
+    key = scrambled(tl.load(keys + stretch))
+    number = (tile - place(table, stretch, 2)) * TILE + tl.arange(0, TILE)
+    parts, ring = tl.maximum(count, 1), tl.maximum(length, 1)
+    first, last = number * length // parts, (number + 1) * length // parts
+    inside = (random_bits(key, number.to(tl.uint32)).to(tl.int64) * (last - first)) >> 32
+    turn = (random_bits(key, count.to(tl.uint32)).to(tl.int64) * length) >> 32
+    at = begin + (first + inside + turn) % ring
+    tl.store(out + place(table, stretch, 0) + number, at.to(tl.int32), mask=number < count)
+
+
 def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
     one = isinstance(key, int)
     if not counter.is_contiguous() or not (one or (key.shape == counter.shape and key.is_contiguous())):
@@ -33,6 +51,12 @@ def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
     low, high = (_signed(key), _signed(key >> 32)) if one else (0, 0)
     launch(_random, -(-n // TILE), None if one else key, low, high, counter, out, n, TILE=TILE)
     return out
+
+
+def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
+    where = places(few, 0, out.device, width=TILE, rows=1)
+    there = carried(keys, out.device), where.table, where.stretch, kept(starts, out.device)
+    launch(_draw_places, where.tiles if out.numel() else 0, *there, out, TILE=TILE)
 
 
 def _signed(number: int) -> int:

@@ -13,7 +13,7 @@ from thinwire.kernels.backends.triton.pieces import place, random_sign, scramble
 from thinwire.kernels.backends.triton.places import kept, places
 
 TILE = 4096
-RADIX = 64  # entries a stride apart that one pass mixes
+RADIX = 64  # entries a stride apart that one pass mixes, at most
 
 
 @triton.jit
@@ -89,7 +89,8 @@ def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: 
         strides.append(strides[-1] * (TILE if len(strides) == 1 else RADIX))
     signs, first = carried(keys, x.device), kept(counters, x.device)
     for number, stride in enumerate(strides):
-        width, cols = (TILE, 1) if stride == 1 else (RADIX, TILE // RADIX)
+        width = TILE if stride == 1 else min(RADIX, block // stride)
+        cols = TILE // width
         where = places(starts, 0, x.device, width=width * stride, rows=1)
         launch(
             _pass, where.tiles * (stride // cols), x, where.table, where.stretch, signs, first,

@@ -1,9 +1,10 @@
-"""Rotate and quantise, decode and rotate back: a row of a tile is a padded block. Blocks longer than a tile, which no
-scheme asks for unless told to, run on the reference."""
+"""Rotate and quantise, decode and rotate back: a row of a tile is a padded block. Those longer than a tile, which no
+scheme has unless told to, are `longblocks`'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,16 +12,15 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels.backends.memory import carried
-from thinwire.kernels.backends.reference import rotated as reference
+from thinwire.kernels.backends.triton import longblocks
+from thinwire.kernels.backends.triton.groups import TILE, Group, longer_than_a_tile
 from thinwire.kernels.backends.triton.hadamard import butterflies, scale_of
 from thinwire.kernels.backends.triton.launch import launch
-from thinwire.kernels.backends.triton.pieces import cut, effective, finite, place, random_share, random_sign, scrambled
+from thinwire.kernels.backends.triton.pieces import cut, effective, place, random_share, random_sign, scrambled
 from thinwire.kernels.backends.triton.places import Places, kept, places, together
-from thinwire.kernels.backends.triton.quantize import nearest_below, table_of
+from thinwire.kernels.backends.triton.quantize import table_of
+from thinwire.kernels.backends.triton.rounding import codes_at, estimate_of, nearest_level, pack, rounded
 from thinwire.kernels.levels import Levels
-
-TILE = 4096
-LARGEST = 4096  # entries of a block
 
 
 @triton.jit
@@ -55,11 +55,6 @@ def _rotate(x, key, counter, filled, LOG: tl.constexpr, INVERSE: tl.constexpr):
 
 
 @triton.jit
-def _inverse(r):
-    return tl.where(r > 0, tl.div_rn(1.0, tl.where(r > 0, r, 1.0)), 0.0)
-
-
-@triton.jit
 def _rotate_round(
     x, table, stretch_of, step, offset, low, high, signs, keys, counters, out, lost,
     BLOCK: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr,
@@ -74,11 +69,7 @@ def _rotate_round(
     y = _rotate(value, key, counter, filled, LOG, False)
     r = effective(tl.load(step + number, mask=size > 0, other=0.0))[:, None]
     draw = random_share(scrambled(tl.load(keys + stretch)), counter.to(tl.uint32))
-    u = y * _inverse(r) - offset - draw
-    q = tl.where((r > 0) & (u == u), u, low)
-    q = tl.where(q < low, low, tl.where(q > high, high, q))
-    floor = q.to(tl.int32).to(tl.float32)  # towards 0; a card's own ceil() takes denormals for 0
-    q = tl.where(floor < q, floor + 1.0, floor)
+    q = rounded(y, r, offset, draw, low, high)
     tl.store(out + padded[:, None] + lane, q.to(out.dtype.element_ty), mask=present)
     if lost is not None:
         said = _rotate(tl.where(present, r * (q + offset), 0.0), key, counter, filled, LOG, True)
@@ -107,41 +98,6 @@ def _squares(y):
 
 
 @triton.jit
-def _estimate(energy, coded, error, deviation):
-    """The scale that makes the decoded block an unbiased estimate."""
-    product = (energy + coded - error) * 0.5
-    corrected = tl.div_rn(deviation * energy, product)
-    infinite = (corrected == corrected) & (finite(corrected) == 0)
-    # deviation * energy is the gradient's third power: where float32 cannot hold it, divide first.
-    corrected = tl.where(infinite & finite(energy), tl.div_rn(energy, product) * deviation, corrected)
-    return tl.where(energy > 0, corrected, energy)
-
-
-@triton.jit
-def _pack(code, present, at, out, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Eight codes are BITS bytes; rows begin at multiples of eight."""
-    lane = tl.arange(0, 8)[None, :]
-    eights = tl.reshape(tl.where(present, code, 0), (ROWS * BLOCK // 8, 8)).to(tl.int64)
-    word = tl.sum(eights << (lane * BITS).to(tl.int64), axis=1)
-    first = tl.broadcast_to(at[:, None] // 8 + tl.arange(0, BLOCK // 8)[None, :], (ROWS, BLOCK // 8))
-    written = tl.reshape(tl.broadcast_to(present, (ROWS, BLOCK)).to(tl.int32), (ROWS * BLOCK // 8, 8))
-    byte = tl.reshape(first, (ROWS * BLOCK // 8,))[:, None] * BITS + lane
-    mask = (tl.max(written, axis=1) > 0)[:, None] & (lane < BITS)
-    tl.store(out + byte, (word[:, None] >> (8 * lane).to(tl.int64)).to(tl.uint8), mask=mask)
-
-
-@triton.jit
-def _codes_at(codes, at, there, BITS: tl.constexpr):
-    """The codes of entries among padded ones."""
-    bit = at * BITS
-    word = tl.load(codes + (bit >> 3), mask=there, other=0).to(tl.int32)
-    if 8 % BITS != 0:  # only then a code reaches into the next byte
-        next_byte = there & ((bit & 7) + BITS > 8)
-        word = word | (tl.load(codes + (bit >> 3) + 1, mask=next_byte, other=0).to(tl.int32) << 8)
-    return (word >> (bit & 7).to(tl.int32)) & ((1 << BITS) - 1)
-
-
-@triton.jit
 def _rotate_quantize(
     x, table, stretch_of, levels, signs, counters, scale, out, lost,
     BITS: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr, ROWS: tl.constexpr,
@@ -157,14 +113,11 @@ def _rotate_quantize(
     energy = _squares(y)
     deviation = tl.sqrt_rn(tl.div_rn(energy, tl.maximum(filled, 1).to(tl.float32)))
     r = effective(deviation)[:, None]
-    u = y * _inverse(r)
-    code = nearest_below(u, levels, BITS)
-    share = (u - tl.load(levels + 2 * code)) * tl.load(levels + 2 * code + 1)
-    code = tl.where(_inverse(r) > 0, code + (share > 0.5).to(tl.int32), 0)
+    code = nearest_level(y, r, levels, BITS)
     said = tl.where(present, r * tl.load(levels + 2 * code), 0.0)
-    estimate = _estimate(energy, _squares(said), _squares(y - said), deviation)
+    estimate = estimate_of(energy, _squares(said), _squares(y - said), deviation)
     tl.store(scale + number, estimate, mask=size > 0)
-    _pack(code, present, padded, out, BITS, BLOCK, ROWS)
+    pack(code, present, padded, out, BITS, BLOCK, ROWS)
     if lost is not None:
         decoded = tl.where(present, effective(estimate)[:, None] * tl.load(levels + 2 * code), 0.0)
         decoded = _rotate(decoded, key, counter, filled, LOG, True)
@@ -185,7 +138,7 @@ def _unrotate_levels(
     if ADD:
         total = tl.load(out + at, mask=there, other=0.0)
     for each in range(count):
-        code = _codes_at(codes + each * code_stride.to(tl.int64), padded[:, None] + lane, present, BITS)
+        code = codes_at(codes + each * code_stride.to(tl.int64), padded[:, None] + lane, present, BITS)
         r = effective(tl.load(scale + each * scale_stride.to(tl.int64) + number, mask=size > 0, other=0.0))[:, None]
         key = scrambled(tl.load(signs + each * sign_stride + stretch))
         y = tl.where(present, r * tl.load(levels + 2 * code), 0.0)
@@ -193,72 +146,89 @@ def _unrotate_levels(
     tl.store(out + at, total, mask=there)
 
 
-def _cut(starts: Tensor, block: int, like: Tensor) -> tuple[Places, dict[str, int]]:
-    rows = TILE // block
-    where = places(starts, block, like.device, width=block, rows=rows, padded=True)
-    return where, {"BLOCK": block, "LOG": block.bit_length() - 1, "ROWS": rows}
+class _Cut(NamedTuple):
+    """Blocks that a program holds; and groups of longer ones."""
+
+    where: Places | Group
+    counters: Tensor
+    shape: dict[str, int]
+    longer: list[Group]
+
+    def of(self, keys: Tensor) -> Tensor:
+        """Out of a key for each stretch of the buffer those of the stretches here."""
+        return self.where.of(keys) if isinstance(self.where, Group) else keys
+
+
+def _cut(starts: Tensor, block: int, counters: Tensor, like: Tensor) -> _Cut:
+    width = min(block, TILE)
+    shape = {"BLOCK": width, "LOG": width.bit_length() - 1, "ROWS": TILE // width}
+    if block > TILE:
+        short, longer = longer_than_a_tile(starts, block, counters, like.device)
+        return _Cut(short, short.counters_there, shape, longer)
+    where = places(starts, block, like.device, width=block, rows=TILE // block, padded=True)
+    return _Cut(where, kept(counters, like.device), shape, [])
 
 
 def rotate_round(
     x: Tensor, starts: Tensor, block: int, step: Tensor, offset: float, low: int, high: int, *,
     signs: Tensor, keys: Tensor, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
-    if block > LARGEST:
-        how = {"signs": signs, "keys": keys, "counters": counters, "out": out, "lost": lost}
-        return reference.rotate_round(x, starts, block, step, offset, low, high, **how)
-    where, shape = _cut(starts, block, x)
+    cut, ends = _cut(starts, block, counters, x), (float(offset), float(low), float(high))
     drawn = carried(torch.stack([signs, keys]), x.device)
+    own = cut.of(drawn)
     launch(
-        _rotate_round, where.tiles, x, where.table, where.stretch, step, float(offset), float(low), float(high),
-        drawn[0], drawn[1], kept(counters, x.device), out, lost, **shape, warps=8,
+        _rotate_round, cut.where.tiles, x, cut.where.table, cut.where.stretch, step, *ends, own[0], own[1],
+        cut.counters, out, lost, **cut.shape, warps=8,
     )  # fmt: skip
+    for room in longblocks.rooms(cut.longer, block, x, longblocks.apart(lost, x)):
+        longblocks.rotate_round(room, x, step, ends, drawn[0], drawn[1], out, lost)
 
 
 def unrotate_sum(
     total: Tensor, starts: Tensor, block: int, scale: Tensor, offset: float, *,
     signs: Tensor, counters: Tensor, out: Tensor,
 ) -> None:  # fmt: skip
-    if block > LARGEST:
-        return reference.unrotate_sum(total, starts, block, scale, offset, signs=signs, counters=counters, out=out)
-    where, shape = _cut(starts, block, out)
+    cut, turns = _cut(starts, block, counters, out), carried(signs, out.device)
     launch(
-        _unrotate_sum, where.tiles, total, where.table, where.stretch, scale, float(offset), carried(signs, out.device),
-        kept(counters, out.device), out, **shape, warps=8,
+        _unrotate_sum, cut.where.tiles, total, cut.where.table, cut.where.stretch, scale, float(offset), cut.of(turns),
+        cut.counters, out, **cut.shape, warps=8,
     )  # fmt: skip
+    for room in longblocks.rooms(cut.longer, block, out, out):
+        longblocks.unrotate_sum(room, total, scale, float(offset), turns, out)
 
 
 def rotate_quantize(
     x: Tensor, starts: Tensor, block: int, levels: Levels, *,
     signs: Tensor, counters: Tensor, scale: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
-    if block > LARGEST:
-        how = {"signs": signs, "counters": counters, "scale": scale, "out": out, "lost": lost}
-        return reference.rotate_quantize(x, starts, block, levels, **how)
-    where, shape = _cut(starts, block, x)
+    cut, turns = _cut(starts, block, counters, x), carried(signs, x.device)
+    table = table_of(levels, x)
     launch(
-        _rotate_quantize, where.tiles, x, where.table, where.stretch, table_of(levels, x), carried(signs, x.device),
-        kept(counters, x.device), scale, out, lost, BITS=levels.bits, **shape, warps=8,
+        _rotate_quantize, cut.where.tiles, x, cut.where.table, cut.where.stretch, table, cut.of(turns), cut.counters,
+        scale, out, lost, BITS=levels.bits, **cut.shape, warps=8,
     )  # fmt: skip
+    for room in longblocks.rooms(cut.longer, block, x, longblocks.apart(lost, x)):
+        longblocks.rotate_quantize(room, x, table, levels.bits, turns, scale, out, lost)
 
 
 def unrotate_levels_sum(
     codes: Sequence[Tensor], starts: Tensor, block: int, levels: Levels, scale: Sequence[Tensor], weight: float, *,
     signs: Sequence[Tensor], counters: Tensor, out: Tensor, add: bool = False,
 ) -> None:  # fmt: skip
-    if block > LARGEST:
-        how = {"signs": signs, "counters": counters, "out": out, "add": add}
-        return reference.unrotate_levels_sum(codes, starts, block, levels, scale, weight, **how)
     apart = together(codes, scale)
     if apart is None:
         for number, (each, own, turn) in enumerate(zip(codes, scale, signs, strict=True)):
             how = {"signs": [turn], "counters": counters, "out": out, "add": add or number > 0}
             unrotate_levels_sum([each], starts, block, levels, [own], weight, **how)
         return
-    where, shape = _cut(starts, block, out)
+    cut, table = _cut(starts, block, counters, out), table_of(levels, out)
     turns = carried(torch.stack(list(signs)), out.device) if signs else kept(counters, out.device)
+    own = cut.of(turns)
     first = (codes[0], scale[0]) if codes else (out, out)
     launch(
-        _unrotate_levels, where.tiles, first[0], apart[0], len(codes), where.table, where.stretch,
-        table_of(levels, out), first[1], apart[1], float(weight), turns, counters.numel(),
-        kept(counters, out.device), out, ADD=add, BITS=levels.bits, **shape, warps=8,
+        _unrotate_levels, cut.where.tiles, first[0], apart[0], len(codes), cut.where.table, cut.where.stretch, table,
+        first[1], apart[1], float(weight), own, own.shape[-1], cut.counters, out, ADD=add, BITS=levels.bits,
+        **cut.shape, warps=8,
     )  # fmt: skip
+    for room in longblocks.rooms(cut.longer, block, out):
+        longblocks.unrotate_levels_sum(room, codes, table, levels.bits, scale, weight, turns, out, add)
