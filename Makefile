@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-full test-gpu lint format bench sanitize chaos soak fuzz torch-tests clean
+.PHONY: help demo picture test test-full test-gpu lint format docs docs-serve bench sanitize chaos soak fuzz torch-tests clean
 
 help:
 	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-full  the same with the long versions"
 	@echo "make test-gpu   what needs a CUDA device: the kernels there against their references"
 	@echo "make lint       ruff and pyright"
+	@echo "make docs       the documentation as pages in build/site; docs-serve shows it at http://127.0.0.1:8000"
 	@echo "make bench      the speed of every kernel"
 	@echo "make sanitize   the kernel tests and a short fuzz under ASan and UBSan"
 	@echo "make chaos      kill and stop random ranks at random moments (KILLS=60, SEED=)"
@@ -53,6 +54,14 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# The variable silences the theme's announcement of its successor, which it prints at every start.
+docs: $(VENV)/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+	@echo "wrote build/site/index.html"
+
+docs-serve: $(VENV)/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve -q
 
 bench: $(VENV)/installed
 	@$(BIN)/thinwire bench
