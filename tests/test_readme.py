@@ -64,6 +64,17 @@ def torchrun(*arguments):
     return python("-m", "torch.distributed.run", "--standalone", *arguments)
 
 
+def test_the_script_of_the_quick_start_trains(tmp_path):
+    page = (ROOT / "docs/guide/quick-start.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    run = torchrun("--nproc-per-node", "2", str(script))
+    assert run.returncode == 0, run.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run.stdout)]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+    assert float(re.search(r"gave ([\d.]+)% of the bytes", run.stdout)[1]) < 20
+
+
 @pytest.mark.parametrize("example", ["ddp", "local_steps"])
 def test_the_example_trains_and_resumes(example, tmp_path):
     script = ("--nproc-per-node", "2", f"examples/{example}.py", "--steps", "20", "--checkpoint", str(tmp_path))

@@ -1,4 +1,4 @@
-"""For mkdocs: the root's own pages belong to the site, too, and links between them and docs/ lead from one to the other."""
+"""For mkdocs: the root's own pages belong to the site, too, and links lead to and from them."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,8 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, **_):
-    return _to_pages(re.sub(r"\]\(\.\./((?:\.\./)*)(%s)" % "|".join(ROOT_PAGES), r"](\1\2", markdown))
+    root_file = "|".join(ROOT_PAGES)
+    return _to_pages(re.sub(rf"\]\(\.\./((?:\.\./)*)({root_file})", r"](\1\2", markdown))
 
 
 def _to_pages(markdown):
