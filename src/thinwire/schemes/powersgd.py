@@ -182,7 +182,7 @@ def _free(vectors: Tensor, of: Tensor) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Of length 1; zero stays zero. Scaled first: tiny entries have no squares."""
+    """Of length 1; zero stays zero. Scaled first: tiny elements have no squares."""
     vectors = vectors / vectors.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
     return vectors / vectors.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
 
