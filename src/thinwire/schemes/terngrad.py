@@ -22,7 +22,7 @@ class TernGrad(Codec):
 
     `clip` cuts elements at so many standard deviations first (the paper trains with 2.5): a far smaller m, and a bias.
     Differs from the paper: off unless asked for, because with it the mean is not unbiased any more and gets error
-    memory; and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
+    feedback; and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
     """
 
     clip: float = 0.0  # lower => less noise, more bias; 0 => no clipping
