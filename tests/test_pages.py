@@ -74,6 +74,14 @@ def test_the_blocks_run(page, alone):
                 stage.pop(made).close()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_words_are_those_of_the_field(page):
+    """Names in code may be older; what is said is not."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+    old = re.findall(r"(?i)error memory|foretell|foretold|\bjudg\w*|\bstretch\w*|\bentries\b", text)
+    assert not old, "error feedback, predict, evaluate, segment, elements"
+
+
 def commands():
     """Indented lines and inline code that call for one of our programs."""
     for page in PAGES:

@@ -15,7 +15,7 @@ from helpers.ranks import launch, outcome
 from helpers.world import run_world
 
 PAGE = (Path(__file__).parent.parent / "docs/guide/troubleshooting.md").read_text()
-ERRORS = [text.strip() for text in re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
+ERRORS = [text.strip() for text in re.findall(r"^```pytb\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
 
 
 def model():
