@@ -9,15 +9,16 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-full test-gpu lint format bench sanitize chaos soak fuzz torch-tests clean
+.PHONY: help demo picture test test-full test-gpu lint format docs docs-serve bench sanitize chaos soak fuzz torch-tests clean
 
 help:
 	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
-	@echo "make picture    the same with three exchanges, and a picture of its page in docs/ (needs chromium)"
+	@echo "make picture    the same on three links, and the pictures in docs/ (needs chromium, and an idle machine)"
 	@echo "make test       run the whole test suite"
 	@echo "make test-full  the same with the long versions"
 	@echo "make test-gpu   what needs a CUDA device: the kernels there against their references"
 	@echo "make lint       ruff and pyright"
+	@echo "make docs       the documentation as pages in build/site; docs-serve shows it at http://127.0.0.1:8000"
 	@echo "make bench      the speed of every kernel"
 	@echo "make sanitize   the kernel tests and a short fuzz under ASan and UBSan"
 	@echo "make chaos      kill and stop random ranks at random moments (KILLS=60, SEED=)"
@@ -30,11 +31,10 @@ demo: $(VENV)/installed
 	@$(BIN)/thinwire compare
 
 picture: $(VENV)/installed
-	@$(BIN)/thinwire compare --exchange allreduce --exchange server --exchange gossip --scheme fp16 --scheme 'qsgd(bits=4)' \
-		--scheme 'powersgd(factor_rank=4)' --scheme powergossip --controller 'mqgrad(interval=5)' --seeds 1 \
-		--network auto:100mbit,server=400mbit --report build/report.html
+	@$(BIN)/thinwire compare --network 100mbit --network 1gbit --network none --json build/links.json --report build/report.html
+	@$(BIN)/python docs/_site/picture.py build/links.json docs/guide/time-to-accuracy.png
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=10000 \
-		--window-size=1240,3000 --screenshot=docs/guide/report.png build/report.html 2>/dev/null
+		--window-size=1240,2000 --screenshot=docs/guide/report.png build/report.html 2>/dev/null
 
 test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m "not full and not gpu"
@@ -53,6 +53,14 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# The variable silences the theme's announcement of its successor, which it prints at every start.
+docs: $(VENV)/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+	@echo "wrote build/site/index.html"
+
+docs-serve: $(VENV)/installed-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve -q
 
 bench: $(VENV)/installed
 	@$(BIN)/thinwire bench

@@ -195,7 +195,7 @@ def main() -> None:
 
     weights = sum(p.numel() for p in mlp().parameters()) * 4 / 2**20
     plain = kept[None, False][0]
-    columns = ("scheme", "error memory", "peak MB", "above plain DDP", "thinwire keeps")
+    columns = ("scheme", "error feedback", "peak MB", "above plain DDP", "thinwire keeps")
     table = Table(*columns, title=f"memory, mlp ({weights:.1f} MB)")
     for (side, feedback), (peak, told) in kept.items():
         above = "" if side is None else f"{peak - plain:+.1f} MB"

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/gossip.py
     torchrun --nproc-per-node 4 examples/gossip.py --mixer dpsgd          # exact gossip, to compare
 
-Each process learns from data of its own, a made-up classification; the mean of all replicas is judged.
+Each process learns from data of its own, a made-up classification; the mean of all replicas is evaluated.
 """
 
 import argparse

@@ -101,7 +101,7 @@ def test_the_worked_scheme_says_what_it_lost(scheme):
     assert payload.numel() == codec.nbytes(layout, codec.level) == 4 * 4 + layout.numel
     codec.decode_add(payload, layout, codec.level, decoded, 1.0)
     assert torch.equal(bucket.lost, flat - decoded) and bucket.lost.count_nonzero() > 1000
-    with pytest.raises(ValueError, match="int8: a payload of 1212 entries has 1228 bytes, got 1227"):
+    with pytest.raises(ValueError, match="int8: a payload of 1212 elements has 1228 bytes, got 1227"):
         codec.decode_add(payload[:-1], layout, codec.level, decoded, 1.0)
 
 

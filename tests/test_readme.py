@@ -21,8 +21,10 @@ PAGES = [
 ]
 
 
-def test_python_in_the_readme_runs():
+def test_what_the_readme_shows_whole_runs_by_itself():
+    """A block that imports thinwire needs nothing else; the others are run by tests/test_pages.py."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = [block for block in blocks if "import thinwire as tw" in block]
     assert blocks
     for block in blocks:
         run = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=120)
@@ -62,6 +64,17 @@ def python(*arguments):
 
 def torchrun(*arguments):
     return python("-m", "torch.distributed.run", "--standalone", *arguments)
+
+
+def test_the_script_of_the_quick_start_trains(tmp_path):
+    page = (ROOT / "docs/guide/quick-start.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    run = torchrun("--nproc-per-node", "2", str(script))
+    assert run.returncode == 0, run.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run.stdout)]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+    assert float(re.search(r"gave ([\d.]+)% of the bytes", run.stdout)[1]) < 20
 
 
 @pytest.mark.parametrize("example", ["ddp", "local_steps"])

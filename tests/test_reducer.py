@@ -86,7 +86,7 @@ def test_a_controller_needs_no_door():
 def _short():
     with Reducer({"w": torch.empty(40, 50)}, "qsgd", dist.group.WORLD) as reducer:
         reducer.begin_step()
-        with pytest.raises(ValueError, match=r"a bucket of 4000 entries is said to hold 2000: .*'w'"):
+        with pytest.raises(ValueError, match=r"a bucket of 4000 elements is said to hold 2000: .*'w'"):
             reducer.submit(torch.zeros(4000), Layout.of([("w", (40, 50))]), last=True, done=lambda error: None)
     return True
 

@@ -194,7 +194,7 @@ def _check_shards(
     asked = codec(scheme)
     if not asked.unbiased and feedback is not True:
         raise ValueError(
-            f"{asked.name} errs the same way every time, so between shards it needs feedback=True: error memory of the "
+            f"{asked.name} errs the same way every time, so between shards it needs feedback=True: a residual of the "
             "whole model on every rank"
         )
     if exchange is not None and (type(exchange) is not AllReduce or exchange.route != "auto"):

@@ -184,7 +184,9 @@ class Reducer:
             return
         assert layout is not None and self.exchange.lane is not None
         if layout.numel != buffer.numel():
-            raise ValueError(f"a bucket of {buffer.numel()} entries is said to hold {layout.numel}: {layout.names[:3]}")
+            raise ValueError(
+                f"a bucket of {buffer.numel()} elements is said to hold {layout.numel}: {layout.names[:3]}"
+            )
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
         about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
         begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)

@@ -184,7 +184,7 @@ class ServerOptimizer:
             optimizer.close()
 
     The model is the bare module: DistributedDataParallel would make workers wait for each other. The servers'
-    optimizer sees each server's weights as one flat parameter, so it must treat every entry alike (SGD, Adam, AdamW);
+    optimizer sees each server's weights as one flat parameter, so it must treat every element alike (SGD, Adam, AdamW);
     a parameter without a gradient is to it one whose gradient is zero, so momentum and weight decay still move it.
     Weights are float32 there. The learning rate is the servers', too: `role.serve(schedule=...)` changes it.
 
@@ -237,7 +237,7 @@ class ServerOptimizer:
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's error memory and, on the first worker, the servers' weights and optimizer."""
+        """What error feedback owes on this worker and, on the first worker, the servers' weights and optimizer."""
         return {
             "step": self._pushpull.step,
             "memory": self._pushpull.memory.state_dict(),

@@ -87,7 +87,7 @@ def test_damaged_messages_raise():
     scheme, layout = tw.scheme("topk(density=0.1)"), Layout.of([("x", (100,))])
     data = scheme.payload(Bucket.of(torch.randn(100)), 0.1).data
     out = torch.zeros(100)
-    with pytest.raises(ValueError, match="10 of 100 entries"):
+    with pytest.raises(ValueError, match="10 of 100 elements"):
         scheme.decode_add(data[:-1], layout, 0.1, out, 1.0)
     damaged = data.clone()
     damaged[20:] = 255

@@ -27,7 +27,7 @@ class NormRule(Controller):
     each of many narrow bins, so a long run costs no more than a short one.
     """
 
-    budget: float = 4.0  # mean bits per entry; lower => fewer bytes, more error
+    budget: float = 4.0  # mean bits per element; lower => fewer bytes, more error
     levels_from: tuple[float, ...] | None = None
     interval: int = 10
 

@@ -66,7 +66,7 @@ class Feedback(Wrapper):
 
 
 def compensated(codec: Codec, bucket: Bucket, residual: Tensor, level: float, out: Tensor) -> None:
-    """One message with error memory, for a sender outside of any conversation: encode `bucket` into `out`, padded.
+    """One message with error feedback, for a sender outside of any conversation: encode `bucket` into `out`, padded.
 
     As in `Feedback`: a = g + e; encode a; e = what the message lost, unless that is not finite.
     """
@@ -81,7 +81,7 @@ def _room(bucket: Bucket) -> Tensor:
 
 
 def wrap(scheme: Scheme, feedback: str | bool, decay: float = 1.0, residual: str = "fp32") -> Scheme:
-    """`scheme` with or without error memory; "auto" gives it to schemes that declare themselves biased."""
+    """`scheme` with or without error feedback; "auto" gives it to schemes that declare themselves biased."""
     if feedback not in ("auto", True, False):
         raise ValueError(f"feedback must be 'auto', True or False, got {feedback!r}")
     if not 0 <= decay <= 1:
@@ -92,5 +92,5 @@ def wrap(scheme: Scheme, feedback: str | bool, decay: float = 1.0, residual: str
     if wanted:
         return Feedback(scheme, decay, residual == "bf16")
     if decay != 1.0 or residual != "fp32":
-        raise ValueError(f"{scheme.spec} has no error memory here, so decay= and residual= ask for feedback=True")
+        raise ValueError(f"{scheme.spec} has no error feedback here, so decay= and residual= ask for feedback=True")
     return scheme

@@ -38,7 +38,7 @@ class Segment(NamedTuple):
 class Layout:
     """Where each named tensor lies in a flat buffer. Made once per bucket and kept, with all that follows from it.
 
-    Segments follow each other without gaps, in order. `chosen`: they are entries that were picked for this step, other
+    Segments follow each other without gaps, in order. `chosen`: they are elements that were picked for this step, other
     ones in the next, so nothing can be remembered of them by name.
     """
 

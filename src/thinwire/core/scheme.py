@@ -54,10 +54,10 @@ class Scheme(Specced, ABC):
     Subclasses are frozen dataclasses: their fields are the options of the spec text, and one instance serves any
     number of buckets, because all that lasts lives in `memory`. A scheme does not know how its requests travel.
 
-    `unbiased`: the mean is right on average, so no error memory is needed. Biased schemes get one ("auto").
+    `unbiased`: the mean is right on average, so no error feedback is needed. Biased schemes get it ("auto").
     `exact`: nothing is lost beyond the dtype on the wire, so no tensor needs an exemption.
     `any_float`: takes buckets of any dtype as they are; others get them as float32, or as float64 where `wide`.
-    `wide`: works in float64 where gradients are. Others get them as float32, rounded by 6e-8 of each entry.
+    `wide`: works in float64 where gradients are. Others get them as float32, rounded by 6e-8 of each element.
     `rank_order`: all sums run in rank order (payloads, integers), so that any number of workers gets the same bits
     whoever adds; float sums by an all-reduce have an order of their own.
     `in_place`: writes what is lost over the bucket, where `lost` is `flat` itself, and the mean into `bucket.out`.
@@ -194,7 +194,7 @@ class Codec(Scheme):
         expected = self.nbytes(layout, level)
         if data.numel() != expected:
             raise ValueError(
-                f"{self.name}: a payload of {layout.numel} entries has {expected} bytes, got {data.numel()}"
+                f"{self.name}: a payload of {layout.numel} elements has {expected} bytes, got {data.numel()}"
             )
 
     def lossless(self, dtype: torch.dtype) -> bool:

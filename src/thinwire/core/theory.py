@@ -20,7 +20,7 @@ Constant: TypeAlias = Literal["worst", "average"]
 Shape: TypeAlias = Literal["uniform", "nonuniform", "biscaled"]
 SHAPES = ("uniform", "nonuniform", "biscaled")
 TAILS = (0.025, 0.05, 0.1)  # the mass beyond a knee on one side, for the knees that are tried
-FEWEST = 320  # entries that a power law is fitted to: 16 beyond the farthest knee
+FEWEST = 320  # elements that a power law is fitted to: 16 beyond the farthest knee
 SPLITS = np.linspace(0.001, 0.999, 999)  # where bi-scaled levels may change their spacing, in thresholds
 
 # Rounding between levels a step apart has variance step^2/4 at worst and step^2/6 on average; each gives its own k.
@@ -122,11 +122,11 @@ class PowerLaw:
 
     @classmethod
     def fit(cls, magnitudes: Tensor, bits: int, shape: Shape) -> PowerLaw | None:
-        """The law of |g|, from Hill's estimate: t = 1 + N / sum ln(|g_j|/m) over the N entries beyond the quantile m.
+        """The law of |g|, from Hill's estimate: t = 1 + N / sum ln(|g_j|/m) over the N elements beyond the quantile m.
 
         The farther out the knee, the purer the tail, but with few levels the best threshold lies not far out, and a
         threshold inside the knee means nothing: of TAILS, the farthest knee that the threshold clears is taken. None
-        where there is none: too few entries, a knee of 0, or t outside (3, 5]. t is kept to 1/64, finer than a fit can
+        where there is none: too few elements, a knee of 0, or t outside (3, 5]. t is kept to 1/64, finer than a fit can
         tell and coarse enough for thresholds to be remembered.
         """
         numel = magnitudes.numel()
@@ -137,7 +137,7 @@ class PowerLaw:
             count = int(numel * 2 * tail)
             spread = float(
                 logs[:count].sum() - count * logs[count]
-            )  # NaN where the knee is 0 or an entry is not finite
+            )  # NaN where the knee is 0 or an element is not finite
             exponent = round((1 + count / spread) * 64) / 64 if spread > 0 else math.inf
             if 3 < exponent <= 5 and _power_law_optimum(exponent, tail, bits, shape)[0] > 1.05:
                 return cls(exponent, float(logs[count].exp()), tail)

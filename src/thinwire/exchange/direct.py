@@ -21,14 +21,14 @@ OURS = {
     torch.float16
 }  # what gloo adds slowly: on 2 and 4 ranks ours takes 0.5 to 0.7 of its time. Its bfloat16 is fast
 AHEAD = 2  # buckets whose parts are under way to their owners: one more, and the oldest is waited for and turned back
-LEAST = 1 << 20  # entries of a bucket that is added up here: below, one collective is there as soon as two
+LEAST = 1 << 20  # elements of a bucket that is added up here: below, one collective is there as soon as two
 
 
 class _Kind(NamedTuple):
     """What all buckets of one dtype and size have in common."""
 
     dtype: torch.dtype  # that they are summed in
-    part: int  # entries that each worker adds up; 0: the group's all-reduce does
+    part: int  # elements that each worker adds up; 0: the group's all-reduce does
     amounts: dict[str, float]  # that the ledger counts for each
 
 
@@ -57,7 +57,7 @@ class Direct:
     Long buckets of halves are summed by a two-shot of our own (`OURS`, `LEAST`): gloo is slow at them. Each worker
     gets everybody's halves of its part, adds them up in float32, in rank order, and sends the sum to all. It takes as
     many bytes as an all-reduce, and rounds once. What comes in has room behind the halves, where the floats were; the
-    last few entries, which do not divide by the workers, go by all-reduce. The way back is on a group of its own, so
+    last few elements, which do not divide by the workers, go by all-reduce. The way back is on a group of its own, so
     that it does not wait for the parts of later buckets; `AHEAD` buckets later its turn has come.
 
     After a failure, every later bucket fails with the first error, as on a lane.

@@ -43,7 +43,7 @@ class Hierarchical:
 
     `inner`: the process group of this machine's workers; all machines have equally many.
     `outer`: that of the workers who have this one's place on each machine.
-    `inside`: how numbers travel inside: a codec that is right on average, such as "fp32" (as they are), "bf16",
+    `inside`: how elements travel inside: a codec that is right on average, such as "fp32" (as they are), "bf16",
         "qsgd(bits=8)". Nobody remembers what it loses. Exempt tensors travel as they are.
     `route`, `link`: of Means between machines, as in `AllReduce`.
     `whole`: tensors of at most so many elements are one worker's; larger ones are cut between rows (`parts.deal`).

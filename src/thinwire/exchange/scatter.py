@@ -49,7 +49,7 @@ Say = Callable[[Bucket, Tensor], None]  # encode a part's coded tensors into mem
 def scatter(
     bucket: Bucket, parts: Sequence[Part], codec: Codec, group: dist.ProcessGroup, say: Say, weight: float, out: Tensor
 ) -> Rounds:
-    """out = weight * the sum of everybody's entries of this worker's own part, in the part's order."""
+    """out = weight * the sum of everybody's elements of this worker's own part, in the part's order."""
     flat, scratch, worker = bucket.flat, bucket.scratch, group.rank()
     sizes = [part.nbytes(flat.dtype, codec) for part in parts]
     lengths = [sum(each) for each in sizes]

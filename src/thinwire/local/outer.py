@@ -41,7 +41,7 @@ class Nesterov(Outer):
 
 @dataclass(frozen=True)
 class SGD(Outer):
-    """t = t - lr D: SparseLoCo's, where error memory stands in for momentum."""
+    """t = t - lr D: SparseLoCo's, where error feedback stands in for momentum."""
 
     lr: float = 1.0
 

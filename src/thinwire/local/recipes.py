@@ -24,13 +24,13 @@ def streaming(*, every: int = 100, parts: int = 4, delay: int = 5, mix: float = 
 def sparseloco(
     *, every: int = 30, density: float = 0.0156, decay: float = 0.95, bits: int = 2, lr: float = 1.0
 ) -> dict[str, Any]:
-    """SparseLoCo: Top-k of the change and the error memory, few bits a value, no outer momentum.
+    """SparseLoCo: Top-k of the change with error feedback, few bits a value, no outer momentum.
 
     In print: every=15 with 3.1%, every=30 with 1.56%, decay 0.95, lr 1, 2 bits.
-    Differs from the paper: entries are chosen over a bucket, not in blocks of 64 x 64; values are rounded by `qsgd`
-    without a codebook; the mean is over all workers (as the paper has it), not over those who sent an entry (as its
+    Differs from the paper: elements are chosen over a bucket, not in blocks of 64 x 64; values are rounded by `qsgd`
+    without a codebook; the mean is over all workers (as the paper has it), not over those who sent an element (as its
     code has it), which takes larger steps: in one trial with four workers and every=30, lr=2 here came to the same;
-    an entry costs about 2 + 8 bits by coded indices, theirs 2 + 12.
+    an element costs about 2 + 8 bits by coded indices, theirs 2 + 12.
     """
     scheme = f"topk(density={density!r}, values='qsgd(bits={bits})')"
     return {"every": every, "scheme": scheme, "outer": f"sgd(lr={lr!r})", "decay": decay}

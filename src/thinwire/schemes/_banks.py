@@ -19,7 +19,7 @@ from thinwire import kernels
 from thinwire.core import theory
 
 STEPS = 16  # ratios of a Laplace bank in a binary order
-ORDERS = 32  # binary orders: no entry is further out than a tensor has entries
+ORDERS = 32  # binary orders: no element is further out than a tensor has elements
 EXPONENTS = 128  # of power laws: 3 + 1/64 .. 5
 
 
@@ -152,7 +152,7 @@ def _thresholds(bits: int, shape: str, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _counts(numels: tuple[int, ...], device: torch.device) -> Tensor:
-    """[tensors, tails]: how many entries are beyond each knee."""
+    """[tensors, tails]: how many elements are beyond each knee."""
     counts = [[int(numel * 2 * tail) for tail in theory.TAILS] for numel in numels]
     return torch.tensor(counts, dtype=torch.int64, device="cpu").to(device)
 
@@ -167,7 +167,7 @@ class Fits(NamedTuple):
 
 
 def fit_power_laws(magnitudes: list[Tensor], bits: int, shape: str) -> Fits:
-    """`theory.PowerLaw.fit` of several tensors, where they are. None of them has fewer entries than a fit needs."""
+    """`theory.PowerLaw.fit` of several tensors, where they are. None of them has fewer elements than a fit needs."""
     device, numels = magnitudes[0].device, tuple(each.numel() for each in magnitudes)
     most = [int(numel * 2 * theory.TAILS[-1]) + 1 for numel in numels]
     largest = torch.zeros(len(numels), max(most), dtype=torch.float64, device=device)
@@ -175,7 +175,7 @@ def fit_power_laws(magnitudes: list[Tensor], bits: int, shape: str) -> Fits:
         own[:few] = each.topk(few).values
     logs, count = largest.log_(), _counts(numels, device)
     knees = logs.gather(1, count)
-    spread = logs.cumsum(1).gather(1, count - 1) - count * knees  # NaN: the knee is 0, or an entry is not finite
+    spread = logs.cumsum(1).gather(1, count - 1) - count * knees  # NaN: the knee is 0, or an element is not finite
     exponent = torch.where(spread > 0, torch.round((1 + count / spread) * 64) / 64, math.inf)
     known = (exponent > 3) & (exponent <= 5)
     number = torch.where(known, (exponent - 3) * 64 - 1, 0).to(torch.int64)

@@ -18,8 +18,8 @@ class Tables(NamedTuple):
 
 
 class Rotation:
-    """Where the blocks of a layout lie: each tensor is cut into blocks of 2^stages entries, what is left into smaller
-    powers of two, and the last entries are padded with zeros up to SMALLEST. Blocks do not cross tensors.
+    """Where the blocks of a layout lie: each tensor is cut into blocks of 2^stages elements, what is left into smaller
+    powers of two, and the last elements are padded with zeros up to SMALLEST. Blocks do not cross tensors.
     """
 
     def __init__(self, layout: Layout, stages: int) -> None:

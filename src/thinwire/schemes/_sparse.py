@@ -1,4 +1,4 @@
-"""Sparse messages: how many entries are kept, and how their values and places travel. Not a scheme itself."""
+"""Sparse messages: how many elements are kept, and how their values and places travel. Not a scheme itself."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def kept(density: float, numel: int) -> int:
 
 @dataclass(frozen=True)
 class Message:
-    """The message of a worker that chose its own entries: their values, then their places, both ascending.
+    """The message of a worker that chose its own elements: their values, then their places, both ascending.
 
-    The size follows from the number of entries, kept and in all.
+    The size follows from the number of elements, kept and in all.
     """
 
     values: Codec
@@ -85,7 +85,9 @@ class Message:
         """out += weight * the decoded message; whether all values are far from what float32 cannot hold."""
         expected = self.nbytes(layout, count)
         if data.numel() != expected:
-            raise ValueError(f"a message of {count} of {layout.numel} entries has {expected} bytes, got {data.numel()}")
+            raise ValueError(
+                f"a message of {count} of {layout.numel} elements has {expected} bytes, got {data.numel()}"
+            )
         size = self._value_bytes(layout, count)
         places = workspace().take("sparse-places", count, torch.int32, out.device)
         if self.coded:
@@ -126,7 +128,7 @@ def moderate(values: Tensor, scale: float | Tensor = 1.0) -> bool:
 def converse_about(
     bucket: Bucket, places: Tensor, few: Layout, values: str, *, chunk: int = 1, scale: float | Tensor = 1.0
 ) -> Conversation:
-    """The mean of chunks that all workers chose alike, `few` entries, and 0 elsewhere. No place travels.
+    """The mean of chunks that all workers chose alike, `few` elements, and 0 elsewhere. No place travels.
 
     What is not chosen is lost, and so is what the values' rounding takes away. Values travel multiplied by
     `scale`, a power of two that all workers know; a tensor, where it is known on a device.
@@ -157,7 +159,7 @@ def _unscale(values: Tensor, scale: float | Tensor) -> float:
 
 @cache
 def _without_memory(values: str) -> Scheme | None:
-    """The scheme, unless it remembers something: which entries are kept changes from step to step."""
+    """The scheme, unless it remembers something: which elements are kept changes from step to step."""
     scheme = parse(values)
     return None if scheme.init("", torch.empty((1024, 1024), dtype=torch.float32, device="meta"), 0) else scheme
 
@@ -168,5 +170,5 @@ def check_shared_values(scheme: str, values: str) -> None:
 
 
 def kept_layout(layout: Layout, count: int) -> Layout:
-    """The kept entries end to end; the name tells buckets apart, so that they round independently."""
+    """The kept elements end to end; the name tells buckets apart, so that they round independently."""
     return layout.once(("kept", count), lambda: Layout.of([(f"{layout.names[0]} and on, kept", (count,))], chosen=True))

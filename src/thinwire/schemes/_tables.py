@@ -16,23 +16,23 @@ from thinwire.core.layout import Layout, integers
 from thinwire.core.scheme import Codec
 from thinwire.schemes import _banks
 
-BLOCK = 1024  # entries that share a scale unless asked otherwise: 32/1024 of a bit each
+BLOCK = 1024  # elements that share a scale unless asked otherwise: 32/1024 of a bit each
 
 
 def check_group(scheme: str, group: str | int) -> None:
-    """A group is "tensor", or a number of entries that fills whole bytes at any width."""
+    """A group is "tensor", or a number of elements that fills whole bytes at any width."""
     if group != "tensor" and (not isinstance(group, int) or group < 8 or group % 8):
         raise ValueError(f"{scheme}: group must be 'tensor' or a positive multiple of 8, got {group!r}")
 
 
 class Grouped(Codec):
-    """A codec whose ranges belong to groups: each a tensor, or so many entries of one."""
+    """A codec whose ranges belong to groups: each a tensor, or so many elements of one."""
 
     group: str | int
 
     @property
     def block(self) -> int:
-        """Entries that share a range; 0: the tensor's."""
+        """Elements that share a range; 0: the tensor's."""
         return 0 if isinstance(self.group, str) else self.group
 
     @property
@@ -79,7 +79,7 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
     key = ("twice the lengths", block, like.dtype, like.device)
     twice = bucket.layout.once(key, lambda: (2 * _lengths(bucket.layout, block)).to(like))
     half = torch.div(square, twice, out=room("half"))
-    # By square roots, which round alike wherever in a tensor an entry lies; a vectorised power does not.
+    # By square roots, which round alike wherever in a tensor an element lies; a vectorised power does not.
     c = torch.sqrt(half, out=room("scale"))
     rest = torch.sqrt(c, out=room("rest"))
     c.mul_(rest).div_(torch.sqrt(mean, out=rest))
@@ -91,7 +91,7 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
 
 
 def _lengths(layout: Layout, block: int) -> Tensor:
-    """How many entries every group has."""
+    """How many elements every group has."""
     lengths: list[int] = []
     for segment in layout.segments:
         full, rest = divmod(segment.numel, block) if block else (0, segment.numel)
@@ -100,7 +100,7 @@ def _lengths(layout: Layout, block: int) -> Tensor:
 
 
 def laplace_blocks(bits: int, block: int, threshold: float) -> kernels.Levels:
-    """One shape for all blocks, truncated at `threshold` scales or at their largest entries.
+    """One shape for all blocks, truncated at `threshold` scales or at their largest elements.
 
     Those lie ln(block) + 0.58 scales out on average, by Laplace's law: levels for what is beyond would go unused.
     """
@@ -128,7 +128,7 @@ def norms(bucket: Bucket, block: int, out: Tensor) -> None:
     square = bucket.scratch.take("norms-square", out.numel(), out.dtype, out.device)
     kernels.block_statistics(bucket.flat, bucket.layout.starts, block, absmax=largest, square=square)
     held = (square > 2.0**-100) & (square < torch.inf)
-    # Of one entry alone the root may be rounded to below it.
+    # Of one element alone the root may be rounded to below it.
     torch.where(held, torch.maximum(square.sqrt_(), largest), largest, out=out)
 
 

@@ -23,9 +23,9 @@ class _Cast(Codec):
     The division comes first, as in plain DDP: the same bits come out, and 16-bit sums do not overflow where the mean
     does not. A sum is never wider than what is summed: a bfloat16 gradient stays 16 bits under fp32.
 
-    A codec too, for where one worker speaks to another: every entry in the dtype, rounded to the nearest. And for
+    A codec too, for where one worker speaks to another: every element in the dtype, rounded to the nearest. And for
     groups too large for a 16-bit sum (`holds_sum`): a `Mean`, which is added up in float32, in as many bytes. There
-    a worker's own entry overflows fp16 past 65504, and not only the mean.
+    a worker's own element overflows fp16 past 65504, and not only the mean.
     """
 
     unbiased: ClassVar[bool] = True

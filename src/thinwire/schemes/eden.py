@@ -22,8 +22,8 @@ from thinwire.schemes._rotation import Rotation, rotation
 class EDEN(Codec):
     """Every block becomes a rotated vector of 2^bits centroids. bits=1 is DRIVE (Vargaftik et al., 2021).
 
-    1. y = H D x per block of 2^rotate entries: the entries of y are nearly Gaussian, whatever x is.
-    2. c = the Lloyd-Max centroid of N(0, 1) nearest to y sqrt(d)/|x|, entry by entry.
+    1. y = H D x per block of 2^rotate elements: the elements of y are nearly Gaussian, whatever x is.
+    2. c = the Lloyd-Max centroid of N(0, 1) nearest to y sqrt(d)/|x|, element by element.
     3. Send c and the scale |x|^2/<c, y>; the receiver rotates scale * c back.
 
     The scale makes the estimate unbiased under a uniformly random rotation; a Hadamard one comes close. Every worker
@@ -31,7 +31,7 @@ class EDEN(Codec):
     """
 
     bits: int = 1  # lower => fewer bytes, more error
-    rotate: int = 10  # butterfly stages: blocks of 2^rotate entries; lower => faster, more scales on the wire
+    rotate: int = 10  # butterfly stages: blocks of 2^rotate elements; lower => faster, more scales on the wire
 
     unbiased: ClassVar[bool] = True
     summary: ClassVar[str] = "rotation and the best levels for a Gaussian; the least error at 1 bit without memory"

@@ -1,4 +1,4 @@
-"""Natural compression: round every entry at random to a power of two (Horvath et al., 2019)."""
+"""Natural compression: round every element at random to a power of two (Horvath et al., 2019)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from thinwire.core.scheme import Codec, Knob
 
 @dataclass(frozen=True)
 class Natural(Codec):
-    """Each entry becomes 0 or +-2^e, one of the two powers of two around it, unbiased; the variance is x^2/8 at most.
+    """Each element becomes 0 or +-2^e, one of the two powers of two around it, unbiased; the variance is x^2/8 at most.
 
-    Exponents count down from the tensor's largest entry: 2^(bits-1) - 1 of them, then 0.
-    Differs from the paper: a code has 5 bits instead of 9, because exponents are relative to the tensor's largest entry
-    and end 2^-14 below it; what is smaller still is rounded at random, up to there or to 0. The paper calls fewer
-    levels natural dithering.
+    Exponents count down from the tensor's largest element: 2^(bits-1) - 1 of them, then 0.
+    Differs from the paper: a code has 5 bits instead of 9, because exponents are relative to the tensor's largest
+    element and end 2^-14 below it; what is smaller still is rounded at random, up to there or to 0. The paper calls
+    fewer levels natural dithering.
     """
 
-    bits: int = 5  # lower => fewer bytes, fewer powers of two: more error on small entries
+    bits: int = 5  # lower => fewer bytes, fewer powers of two: more error on small elements
 
     unbiased: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
-    summary: ClassVar[str] = "powers of two only: unbiased, small error on entries of every size"
+    summary: ClassVar[str] = "powers of two only: unbiased, small error on elements of every size"
 
     def __post_init__(self) -> None:
         if self.bits not in range(2, 6):

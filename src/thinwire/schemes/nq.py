@@ -19,7 +19,7 @@ from thinwire.schemes import _banks, _tables
 
 @dataclass(frozen=True)
 class NQ(_tables.Grouped):
-    """Each entry becomes one of 2^bits levels over [-m, m], m its group's largest magnitude, denser near 0.
+    """Each element becomes one of 2^bits levels over [-m, m], m its group's largest magnitude, denser near 0.
 
     1. c = mean |x| and m = max |x| of the group.
     2. level_j = -3c sgn(2j - s) ln(1 - |2j - s|/s (1 - exp(-m/3c))), j = 0..s, s = 2^bits - 1; for blocks with the
@@ -28,7 +28,7 @@ class NQ(_tables.Grouped):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of entries; lower => more scales
+    group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of elements; lower => more scales
 
     unbiased: ClassVar[bool] = True
     summary: ClassVar[str] = "TNQ without truncation: unbiased, good where outliers carry the gradient"

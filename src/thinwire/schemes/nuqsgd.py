@@ -20,7 +20,7 @@ _WIDTHS = (2, 3, 4, 5, 6, 7)
 
 @dataclass(frozen=True)
 class NUQSGD(_tables.Grouped):
-    """Each entry becomes 0 or +-m 2^-i, i = 0 .. 2^(bits-1) - 2, m the 2-norm of its group.
+    """Each element becomes 0 or +-m 2^-i, i = 0 .. 2^(bits-1) - 2, m the 2-norm of its group.
 
     1. m_j = |group j|, or its largest magnitude (`range`).
     2. x lies between two neighbouring levels; send the upper with probability (x - lower)/(upper - lower).
@@ -30,7 +30,7 @@ class NUQSGD(_tables.Grouped):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = _tables.BLOCK  # what shares a range: "tensor" or a number of entries; lower => more ranges
+    group: str | int = _tables.BLOCK  # what shares a range: "tensor" or a number of elements; lower => more ranges
     range: str = "norm"  # "max": the largest magnitude, never wider
 
     unbiased: ClassVar[bool] = True

@@ -18,7 +18,7 @@ from thinwire.schemes import _tables
 
 @dataclass(frozen=True)
 class QSGD(Codec):
-    """Each entry becomes one of 2^bits levels, evenly spaced over [-m, m], m the largest magnitude in its block.
+    """Each element becomes one of 2^bits levels, evenly spaced over [-m, m], m the largest magnitude in its block.
 
     1. m_j = max |x| over block j.
     2. x lies between two neighbouring levels; send the upper with probability (x - lower)/(upper - lower).
@@ -31,7 +31,7 @@ class QSGD(Codec):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    block: int = 1024  # lower => less error, more scales on the wire (32/block bits per entry)
+    block: int = 1024  # lower => less error, more scales on the wire (32/block bits per element)
     range: str = "max"  # "norm": the paper's range, the block's 2-norm, for comparisons: far more error
 
     unbiased: ClassVar[bool] = True

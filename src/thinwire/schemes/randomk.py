@@ -1,4 +1,4 @@
-"""Random-k: entries drawn at random, the same on all workers, so no place travels (Stich et al., 2018)."""
+"""Random-k: elements drawn at random, the same on all workers, so no place travels (Stich et al., 2018)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from thinwire.schemes._sparse import check_density, check_shared_values, convers
 
 @dataclass(frozen=True)
 class RandomK(Scheme):
-    """k = density * entries of each tensor, at least one, drawn from the shared seed in every step.
+    """k = density * elements of each tensor, at least one, drawn from the shared seed in every step.
 
     1. All draw the same k places.  2. mean = the mean of the values there, 0 elsewhere.  3. All else is lost.
 
-    Values are not scaled up by 1/density: with error memory that would only add variance.
+    Values are not scaled up by 1/density: with error feedback that would only add variance.
 
-    Differs from the paper: one entry is drawn from each of k equal stretches of the tensor, laid out as a
-    ring with a random beginning. Every entry is as likely as under free drawing, and k draws are enough.
+    Differs from the paper: one element is drawn from each of k equal segments of the tensor, laid out as a
+    ring with a random beginning. Every element is as likely as under free drawing, and k draws are enough.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each tensor
@@ -32,7 +32,7 @@ class RandomK(Scheme):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
-    summary: ClassVar[str] = "entries drawn from a shared seed: summable; the baseline for sparse schemes"
+    summary: ClassVar[str] = "elements drawn from a shared seed: summable; the baseline for sparse schemes"
 
     def __post_init__(self) -> None:
         check_density("randomk", self.density)
@@ -48,7 +48,7 @@ class RandomK(Scheme):
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat = bucket.flat
-        kernels.spoil_(flat, flat)  # else an entry that is not drawn would hide it from the group
+        kernels.spoil_(flat, flat)  # else an element that is not drawn would hide it from the group
         layout = bucket.layout
         few = layout.once(("few", level), lambda: _few(layout, level))
         places = bucket.scratch.take("drawn", few.numel, torch.int32, flat.device)

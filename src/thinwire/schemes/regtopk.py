@@ -1,4 +1,4 @@
-"""RegTop-k: Top-k that holds back entries which the other workers cancelled last time."""
+"""RegTop-k: Top-k that holds back elements which the other workers cancelled last time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thinwire.schemes.topk import TopK
 class RegTopK(Scheme):
     """Bayesian-regularised Top-k: the k largest of |a| tanh(|1 + D| / mu), at Top-k's price.
 
-    1. 1 + D = n G / b for an entry that this worker sent last round, b being what it had there and G the mean
+    1. 1 + D = n G / b for an element that this worker sent last round, b being what it had there and G the mean
        that came back: near 0 the others cancelled it, so it waits. Elsewhere, and at 0/0, the factor is 1.
     2. Send a where |a| tanh(|1 + D| / mu) is among the k largest; lost = a elsewhere.
     3. Remember the factor for the next round.
@@ -34,9 +34,10 @@ class RegTopK(Scheme):
     `guard`: the authors' rule against what rounding throws back. A G at least so many times as long, squared, as the
     last that was accepted becomes 0, and nothing else changes: what was sent in that round is gone.
 
-    Memory: one number per entry, finite, below 0 where the entry was sent last round. A round whose mean is not finite
-    leaves it as it was. `stats()["resent"]`: the share of all sent entries that had been sent the round before, too. At
-    a vanishing mu, which is Top-k, those are the entries that the factor could act on; else those that it let pass.
+    Memory: one number per element, finite, below 0 where the element was sent last round. A round whose mean is not
+    finite leaves it as it was. `stats()["resent"]`: the share of all sent elements that had been sent the round before,
+    too. At a vanishing mu, which is Top-k, those are the elements that the factor could act on; else those that it let
+    pass.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
@@ -50,7 +51,7 @@ class RegTopK(Scheme):
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"accepted"})
-    summary: ClassVar[str] = "Top-k that learns from what came back which entries cancel; the same bytes"
+    summary: ClassVar[str] = "Top-k that learns from what came back which elements cancel; the same bytes"
 
     def __post_init__(self) -> None:
         check_density("regtopk", self.density)
@@ -83,7 +84,7 @@ class RegTopK(Scheme):
             counts["accepted"] = torch.zeros((), dtype=like.dtype, device=device)
         if self.denominator == "previous":
             return {"factor": torch.ones(like.shape, dtype=like.dtype, device=device)} | counts
-        # n G - b of the entries sent last round; "huge" says of all others that they were not sent.
+        # n G - b of the elements sent last round; "huge" says of all others that they were not sent.
         huge = torch.finfo(like.dtype).max
         return {"others": torch.full(like.shape, huge, dtype=like.dtype, device=device)} | counts
 
@@ -97,7 +98,7 @@ class RegTopK(Scheme):
         bucket = self._choose(bucket, memory, places)
         flat = bucket.flat
         had = kernels.gather(flat, places, out=bucket.scratch.take("had", count, flat.dtype, device)).mul_(share)
-        # The same message as Top-k's, about entries chosen otherwise; and what came back must be G itself.
+        # The same message as Top-k's, about elements chosen otherwise; and what came back must be G itself.
         codec, say = TopK(self.density, self.values), self._message.encode
         mean = yield Mean(
             codec, bucket, level, encode=lambda bucket, level, out: say(bucket, places, out, share), exact=True
@@ -131,7 +132,7 @@ class RegTopK(Scheme):
         return bucket
 
     def _share(self, bucket: Bucket) -> float:
-        """What this worker's entries are multiplied by, so that their mean is the weighted sum."""
+        """What this worker's elements are multiplied by, so that their mean is the weighted sum."""
         if self.weights is None:
             return 1.0
         if len(self.weights) != bucket.workers:
@@ -139,7 +140,7 @@ class RegTopK(Scheme):
         return bucket.workers * self.weights[bucket.worker] / math.fsum(self.weights)
 
     def _count(self, bucket: Bucket, memory: Memory, places: Tensor) -> None:
-        """Take note how many of the entries that were sent were sent last round, too; not of a step that is lost."""
+        """Take note how many of the elements that were sent were sent last round, too; not of a step that is lost."""
         key, name = "factor" if self.denominator == "previous" else "others", bucket.layout.names[0]
         last = memory.flat(key, bucket.layout)
         last = kernels.gather(last, places, out=bucket.scratch.take("last", places.numel(), last.dtype, last.device))
@@ -165,7 +166,7 @@ class RegTopK(Scheme):
 
     def _remember(self, bucket: Bucket, memory: Memory, places: Tensor, had: Tensor, total: Tensor) -> None:
         if self.denominator == "previous":
-            # Top-k looks at magnitudes: the sign is free to say that the entry was sent.
+            # Top-k looks at magnitudes: the sign is free to say that the element was sent.
             key, rest, news = "factor", 1.0, self._squash(total.div_(had)).neg_()
         else:
             key, rest, news = "others", torch.finfo(total.dtype).max, total.sub_(had).div_(self._share(bucket))

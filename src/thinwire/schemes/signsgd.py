@@ -1,4 +1,4 @@
-"""signSGD: the sign of every entry and one norm per tensor, with error memory.
+"""signSGD: the sign of every element and one norm per tensor, with error feedback.
 
 Bernstein et al., 2018; the scale and the memory: Karimireddy et al., 2019.
 """
@@ -20,7 +20,7 @@ from thinwire.core.scheme import Codec
 
 @dataclass(frozen=True)
 class SignSGD(Codec):
-    """x becomes sign(x) |x|_1 / numel, tensor by tensor: 1 bit per entry.
+    """x becomes sign(x) |x|_1 / numel, tensor by tensor: 1 bit per element.
 
     The sign of 0 is taken as +. Differs from the first paper, whose workers vote and whose server knows no scale: this
     is the scaled sign with error feedback of the second, which converges where the vote need not.
@@ -30,7 +30,7 @@ class SignSGD(Codec):
     settles: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
-    summary: ClassVar[str] = "one bit per entry and one scale per tensor; needs its error memory"
+    summary: ClassVar[str] = "one bit per element and one scale per tensor; needs error feedback"
 
     def nbytes(self, layout: Layout, level: float) -> int:
         return 4 * len(layout.segments) + layout.packed_bytes(0, 1)

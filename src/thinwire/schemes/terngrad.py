@@ -1,4 +1,4 @@
-"""TernGrad: every entry becomes -1, 0 or 1 times its tensor's largest magnitude (Wen et al., 2017)."""
+"""TernGrad: every element becomes -1, 0 or 1 times its tensor's largest magnitude (Wen et al., 2017)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from thinwire.core.scheme import Codec
 class TernGrad(Codec):
     """x becomes m sign(x) with probability |x|/m, else 0, where m is the largest magnitude in the tensor.
 
-    `clip` cuts entries at so many standard deviations first (the paper trains with 2.5): a far smaller m, and a bias.
+    `clip` cuts elements at so many standard deviations first (the paper trains with 2.5): a far smaller m, and a bias.
     Differs from the paper: off unless asked for, because with it the mean is not unbiased any more and gets error
-    memory; and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
+    feedback; and each worker keeps its own m. The codes take 2 bits where log2(3) would do.
     """
 
     clip: float = 0.0  # lower => less noise, more bias; 0 => no clipping
 
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
-    summary: ClassVar[str] = "three levels, unbiased: 2 bits per entry and noise to match"
+    summary: ClassVar[str] = "three levels, unbiased: 2 bits per element and noise to match"
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip, int | float) or not 0 <= self.clip < float("inf"):

@@ -19,13 +19,13 @@ from thinwire.core.request import Max, Request, Sum
 from thinwire.core.scheme import Conversation, Knob, Scheme
 from thinwire.schemes._rotation import Rotation, rotation
 
-REACH = 3.297  # deviations of a rotated entry that the range covers: 1 in 1024 of a Gaussian lies outside
+REACH = 3.297  # deviations of a rotated element that the range covers: 1 in 1024 of a Gaussian lies outside
 # The look-up table of 4 bits: 16 of the 31 points of a grid, in steps from its middle, and the range they cover, which
 # leaves 1 in 32 of a Gaussian outside. Of all tables that are their own mirror image this one rounds a Gaussian best.
 TABLE = (-15, -12, -10, -8, -6, -4, -2, -1, 1, 2, 4, 6, 8, 10, 12, 15)
 TABLE_REACH = 2.1539
 _SECOND = 0x5851_F42D_4C95_7F2D  # makes another key of a key
-# Entries that are looked up at a time, at most, and the parts of a bucket that is not as long: looking one up takes 49
+# Elements that are looked up at a time, at most, and the parts of a bucket that is not as long: looking one up takes 49
 # bytes of memory, where a message has one byte for it and more.
 SLICE, SLICES = 1 << 16, 64
 
@@ -34,7 +34,7 @@ SLICE, SLICES = 1 << 16, 64
 class THC(Scheme):
     """The sum of all workers' integers is the sum of their gradients, so an all-reduce needs no decoding on its way.
 
-    1. M = max over workers of |x|, block by block of 2^rotate entries.
+    1. M = max over workers of |x|, block by block of 2^rotate elements.
     2. y = H D x per block, with signs that all workers share.
     3. t = REACH M/sqrt(d), step = 2t/(2^bits - 1): clip y to +-t, round at random to integers.
     4. Sum the integers; mean = step * sum / n, rotated back.
@@ -47,8 +47,9 @@ class THC(Scheme):
     Ours: twelve stages instead of ten, which are as fast (a block still fits into the first-level cache) and lose less
     where the workers' norms differ from block to block; r is remembered instead of a norm, because E is known afresh in
     every round; and it is measured by how far the workers' gradients agree with the mean that came out, since the norm
-    of a saturated sum says little about the true one. With `saturate`, error memory knows what a worker's own clipping
-    lost, but not what the running sum's did. A gradient whose squared norm float32 cannot hold counts as not finite.
+    of a saturated sum says little about the true one. With `saturate`, error feedback knows what a worker's own
+    clipping lost, but not what the running sum's did. A gradient whose squared norm float32 cannot hold counts as not
+    finite.
 
     levels="table" has the authors' uneven levels: 16 points of a grid of 30 steps, p = 1/32. What adds up are numbers
     of the grid, not 4-bit places in the table, so on an all-reduce they travel as wide as sums of 0..30 are; a server
@@ -58,7 +59,7 @@ class THC(Scheme):
     """
 
     bits: int = 4  # of one worker's integers; lower => fewer bytes, more error
-    rotate: int = 12  # butterfly stages: blocks of 2^rotate entries; lower => more scales and error; 30 => full, slower
+    rotate: int = 12  # butterfly stages: blocks of 2^rotate elements; lower => more scales, error; 30 => full, slower
     saturate: bool = False  # True => the sum stays as narrow as its parts: fewer bytes, more error
     levels: str = "even"  # "table" => the authors' 16 uneven levels: wider sums, less error
 
@@ -87,7 +88,7 @@ class THC(Scheme):
         return Knob("bits", (2, 3, 4, 5, 6, 7, 8), self.bits) if self.levels == "even" else None
 
     def width(self, workers: int, bits: int | None = None) -> int:
-        """The bits per entry on the wire: ceil(log2(n (2^bits - 1) + 1)), or just `bits` where sums saturate."""
+        """The bits per element on the wire: ceil(log2(n (2^bits - 1) + 1)), or just `bits` where sums saturate."""
         bits = bits or self.bits
         width = bits if self.saturate else (workers * self._intervals(bits)).bit_length()
         if width > 32:
@@ -184,7 +185,7 @@ class THC(Scheme):
         roots = bucket.layout.once(key, lambda: blocks.on(norms.device).lengths.to(norms).sqrt())
         step = bucket.scratch.take("thc-step", blocks.blocks, norms.dtype, norms.device)
         torch.mul(norms, TABLE_REACH if self.levels == "table" else REACH, out=step).div_(roots)
-        # A rotated entry is never larger than its block's norm, which in small blocks is less than REACH deviations.
+        # A rotated element is never larger than its block's norm, which in small blocks is less than REACH deviations.
         return torch.minimum(step, norms, out=step).mul_(2 / self._intervals(bits))
 
     def _step_by_agreement(

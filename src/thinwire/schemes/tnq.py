@@ -19,32 +19,32 @@ from thinwire.core.request import Mean, Sum
 from thinwire.core.scheme import Conversation, Knob
 from thinwire.schemes import _banks, _tables
 
-SAMPLE = 16384  # entries of a tensor that a tail is fitted to
+SAMPLE = 16384  # elements of a tensor that a tail is fitted to
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
 class TNQ(_tables.Grouped):
-    """Each entry becomes one of 2^bits levels over [-a, a], denser where the gradient's density is.
+    """Each element becomes one of 2^bits levels over [-a, a], denser where the gradient's density is.
 
     1. c = the scale of a Laplace distribution, from the moments of the group (`scale`).
     2. a = 3c ln(1 + s/k), s = 2^bits - 1: clip to [-a, a].
     3. level_j = -3c sgn(2j - s) ln(1 - |2j - s|/(s + k)), j = 0..s.
     4. x lies between two neighbouring levels; send the upper with probability (x - lower)/(upper - lower).
 
-    On Laplace data the error stays under 27 c^2/(s + k)^2 per entry (see `theory`); it is unbiased inside [-a, a].
+    On Laplace data the error stays under 27 c^2/(s + k)^2 per element (see `theory`); it is unbiased inside [-a, a].
     `model="powerlaw"` fits a power-law tail instead, and takes the threshold with the least predicted error.
     `budget` replaces `bits`: an average per coordinate, shared out over a bucket's tensors by the bound.
 
     Ours: the scale uses two moments instead of mean |x|, the plain Laplace fit (which estimator the paper has is not
-    known to us), and belongs to 1024 entries, since real gradients are sparser and less alike than Laplace; a range
-    never exceeds the largest entry, so constant tensors are exact from 2 bits on; a tensor (not a block) is not
-    truncated where one entry holds most of its energy; inside the knee of a power law the density is even; and the
+    known to us), and belongs to 1024 elements, since real gradients are sparser and less alike than Laplace; a range
+    never exceeds the largest element, so constant tensors are exact from 2 bits on; a tensor (not a block) is not
+    truncated where one element holds most of its energy; inside the knee of a power law the density is even; and the
     closed forms are derived from the published bound.
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = "auto"  # what shares a scale: "tensor" or a number of entries; auto: 1024, power laws: tensor
+    group: str | int = "auto"  # what shares a scale: "tensor" or a number of elements; auto: 1024, power laws: tensor
     model: str = "laplace"  # "powerlaw" for heavier tails
     constant: str = "worst"  # rounding variance that the threshold assumes; "average" => truncates a little less
     scale: str = "moments"  # how the scale is estimated; "mean" => mean |x|, the plain Laplace fit
@@ -76,7 +76,7 @@ class TNQ(_tables.Grouped):
 
     @property
     def block(self) -> int:
-        """Entries that share a scale; 0: the tensor's."""
+        """Elements that share a scale; 0: the tensor's."""
         if self.group == "auto":
             return 0 if self.model == "powerlaw" else _tables.BLOCK
         return super().block
@@ -159,8 +159,9 @@ class TNQ(_tables.Grouped):
     def _fit_laplace(self, group: _tables.Statistics, bits: int, radius: Tensor, shapes: Tensor) -> None:
         """Choose between truncation and the whole range; write each tensor's radius and the shape of its levels.
 
-        The whole range where nothing lies beyond the threshold, and where one entry holds most of the tensor's energy:
-        there truncation would lose nearly all. One bit has no inner levels that a wide range could leave in place.
+        The whole range where nothing lies beyond the threshold, and where one element holds most of the tensor's
+        energy: there truncation would lose nearly all. One bit has no inner levels that a wide range could leave in
+        place.
         """
         ratio, largest = self._threshold(bits), group.largest
         reach = largest / group.scale  # NaN where the tensor is all zero or not finite: compares false
@@ -263,5 +264,5 @@ def _part(bucket: Bucket, tensors: Selection, width: int) -> Bucket:
 
 
 def _samples(bucket: Bucket) -> list[Tensor]:
-    """Of every tensor the entries that a tail is fitted to."""
+    """Of every tensor the elements that a tail is fitted to."""
     return [bucket.flat[s.start : s.stop : max(1, -(-s.numel // SAMPLE))] for s in bucket.segments]

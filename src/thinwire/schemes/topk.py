@@ -1,4 +1,4 @@
-"""Top-k: only the largest entries travel, each worker's own, with their places (Aji and Heafield, 2017)."""
+"""Top-k: only the largest elements travel, each worker's own, with their places (Aji and Heafield, 2017)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from thinwire.schemes._sparse import Message, check_density, density_knob, kept
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """Exactly k = density * entries of each bucket, at least one: the largest |x|, of equals the first.
+    """Exactly k = density * elements of each bucket, at least one: the largest |x|, of equals the first.
 
     1. Find the k largest |x|.  2. Send their values, and their places in few bits.  3. All else is lost.
 
-    Workers choose different entries, so messages are gathered, not summed: traffic grows with the workers.
+    Workers choose different elements, so messages are gathered, not summed: traffic grows with the workers.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
@@ -32,7 +32,7 @@ class TopK(Codec):
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
-    summary: ClassVar[str] = "the largest entries with their places; few bytes for few workers"
+    summary: ClassVar[str] = "the largest elements with their places; few bytes for few workers"
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)

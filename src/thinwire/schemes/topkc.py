@@ -23,13 +23,13 @@ from thinwire.schemes._sparse import check_density, check_shared_values, convers
 class TopKC(Scheme):
     """The chunks with the largest squared norm over all workers.
 
-    1. n_i[j] = |chunk j|^2 on worker i, chunks of `chunk` entries of the bucket.
+    1. n_i[j] = |chunk j|^2 on worker i, chunks of `chunk` elements of the bucket.
     2. N = sum of n_i, in bfloat16: squares overflow fp16.
     3. Every worker picks the same J = density * chunks largest, of equals the first.
     4. mean = the mean of the values there, 0 elsewhere. All else is lost.
 
-    With 16-bit values it costs 16 (J chunk / entries + 1 / chunk) bits per entry, for any number of workers.
-    It lives on large entries being neighbours, as they are in gradients.
+    With 16-bit values it costs 16 (J chunk / elements + 1 / chunk) bits per element, for any number of workers.
+    It lives on large elements being neighbours, as they are in gradients.
 
     Differs from the paper: sqrt(N) bounds every value, so the group knows a power of two that brings them
     into fp16's range, whatever theirs is.
@@ -38,7 +38,7 @@ class TopKC(Scheme):
     density: float = 0.1  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
     chunk: int = 64  # higher => fewer norms on the wire, a coarser choice
     values: str = "fp16"  # bf16, fp16, fp32, fp64, or the spec of any scheme without memory
-    shuffle: bool = False  # True => chunks of entries from all over the bucket: what locality is worth, never better
+    shuffle: bool = False  # True => chunks of elements from all over the bucket: what locality is worth, never better
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class TopKC(Scheme):
         return mean if kernels.at_hand(norms) else kernels.spoil_(mean, norms)
 
     def _shuffled(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        """The same about the bucket's entries in another order, and all of it put back."""
+        """The same about the bucket's elements in another order, and all of it put back."""
         flat, order = bucket.flat, self._order(bucket)
         mixed, mean = (
             bucket.scratch.take(f"shuffled-{what}", flat.numel(), flat.dtype, flat.device) for what in ("flat", "mean")
@@ -99,7 +99,7 @@ class TopKC(Scheme):
         return bucket.target
 
     def _order(self, bucket: Bucket) -> Tensor:
-        """int32: the bucket's entries in an order that all workers draw alike, the same in every step."""
+        """int32: the bucket's elements in an order that all workers draw alike, the same in every step."""
 
         def draw() -> Tensor:
             names = bucket.layout.names

@@ -19,7 +19,7 @@ from thinwire.schemes import _tables
 
 @dataclass(frozen=True)
 class TQ(_tables.Grouped):
-    """Each entry becomes one of 2^bits levels, evenly spaced over [-a, a].
+    """Each element becomes one of 2^bits levels, evenly spaced over [-a, a].
 
     1. c = the scale of a Laplace distribution, from the moments of the group (`scale`).
     2. a = c W(s^2), s = 2^bits - 1, W Lambert's function, and never more than the largest magnitude: clip to [-a, a].
@@ -27,7 +27,7 @@ class TQ(_tables.Grouped):
     """
 
     bits: int = 4  # lower => fewer bytes, more error
-    group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of entries; lower => more scales
+    group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of elements; lower => more scales
     scale: str = "moments"  # how the scale is estimated; "mean" => mean |x|, best on pure Laplace data
 
     unbiased: ClassVar[bool] = False

@@ -203,7 +203,7 @@ class ParameterServer:
         if self._down is not None:
             down, level = self._down, self._down.level
         else:
-            # What the way back loses of a choice of entries nobody could remember, so it loses nothing that matters.
+            # What the way back loses of a choice of elements nobody could remember, so it loses nothing that matters.
             exact = mean.exact or (layout.chosen and codec.wants_memory(bucket.flat.dtype))
             down, level = (FP32(), 0.0) if exact else (codec, None)
         return operations.DecodedMean(codec, layout, operations.dtype_name(bucket.flat), bucket.seed, down, level)

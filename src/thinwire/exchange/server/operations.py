@@ -164,8 +164,8 @@ class PackedSum(Operation):
 class DecodedMean(Operation):
     """The mean of decoded payloads, sent back through the codec `down` at `down_level` (None: the level of the way up).
 
-    The server's own error memory: what the way back loses is added to the next mean, unless that averages out, or the
-    layout is a choice of entries: the next mean's are others.
+    The server's own error feedback: what the way back loses is added to the next mean, unless that averages out, or the
+    layout is a choice of elements: the next mean's are others.
     """
 
     codec: Codec
@@ -277,7 +277,7 @@ def parse(text: str) -> Operation:
 
 def check_count(number: Any) -> None:
     if type(number) is not int or not 0 <= number < 1 << 62:
-        raise ValueError(f"{str(number)[:60]} is no number of entries")
+        raise ValueError(f"{str(number)[:60]} is no number of elements")
 
 
 def check_known(codec: Codec) -> None:

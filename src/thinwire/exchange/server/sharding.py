@@ -2,7 +2,7 @@
 
 A tensor of a Mean goes whole to one server, so that spreading a bucket over servers changes no bit of its answer,
 whatever a codec computes per tensor. Owners are chosen by size: in the order in which buckets are first seen, largest
-tensor first, each to the server with the fewest entries so far. They are chosen by name and for good: they stay when
+tensor first, each to the server with the fewest elements so far. They are chosen by name and for good: they stay when
 DDP regroups its buckets, and are the same again in a resumed run. A payload that cannot be cut goes whole to the owner
 of its first tensor. Plain numbers have no names and are cut into equal segments.
 """

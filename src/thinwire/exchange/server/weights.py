@@ -152,7 +152,7 @@ class SharedWeights:
         if self._weights is None or worker not in self._busy or payload is None:
             raise ValueError("a gradient came before its worker had pulled weights")
         if operation.numel != self._weights.numel() or payload.numel() != operation.up_bytes(level):
-            raise ValueError(f"a gradient of {operation.numel} entries does not fit {self._weights.numel()} weights")
+            raise ValueError(f"a gradient of {operation.numel} elements does not fit {self._weights.numel()} weights")
         operation.decode(payload, level, self._decoded)
         self.stalest = max(self.stalest, self.version - self._busy.pop(worker))
         self._arrived[worker] += 1

@@ -1,4 +1,4 @@
-"""DeepSqueeze: compressed weights with error memory (Tang et al., 2019)."""
+"""DeepSqueeze: compressed weights with error feedback (Tang et al., 2019)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeepSqueeze(Mixer):
     codec: Codec | str = "qsgd(bits=4)"  # C: any codec, as an object or as spec text
     step: float = 1.0  # must be tuned to the codec: the more it loses, the smaller the step that converges
 
-    summary: ClassVar[str] = "compressed weights with error memory, any codec; its step must be tuned"
+    summary: ClassVar[str] = "compressed weights with error feedback, any codec; its step must be tuned"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", schemes.codec(self.codec))

@@ -39,7 +39,7 @@ class PowerGossip(Mixer):
     warm: bool = True  # False: draw the directions anew every time instead of refining the last ones
     step: float = 1.0  # 1 needs no tuning; the graph's best_step is the fastest for plain averaging
 
-    summary: ClassVar[str] = "rank-r differences by power iteration: few bytes, no error memory, nothing to tune"
+    summary: ClassVar[str] = "rank-r differences by power iteration: few bytes, no error feedback, nothing to tune"
 
     def __post_init__(self) -> None:
         for option in ("factor_rank", "iterations"):
@@ -141,7 +141,7 @@ def _product(x: Tensor, directions: Tensor, known: str) -> Tensor:
 
 
 def _orthonormal(directions: Tensor) -> Tensor:
-    """An orthonormal basis of the columns, none of them zero. Scaled first: tiny entries have no squares."""
+    """An orthonormal basis of the columns, none of them zero. Scaled first: tiny elements have no squares."""
     scaled = directions / directions.abs().amax(0)
     if scaled.shape[1] == 1:
         return scaled / torch.linalg.vector_norm(scaled)

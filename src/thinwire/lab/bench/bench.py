@@ -20,7 +20,7 @@ from rich.table import Table
 from thinwire.kernels import native
 from thinwire.lab.bench.cases import Case, all_cases
 
-REFERENCE_NUMEL = 1_000_000  # references are slow: they run on at most so many entries, and once per benchmark
+REFERENCE_NUMEL = 1_000_000  # references are slow: they run on at most so many elements, and once per benchmark
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class BenchRow:
     kernel: str
     numel: int
     threads: int
-    gigabytes_per_second: float  # of input: 4 bytes per entry that is read or made
+    gigabytes_per_second: float  # of input: 4 bytes per element that is read or made
     memcpy_gigabytes_per_second: float
     share_of_memcpy: float
-    times_reference: float  # how many times faster than the PyTorch reference, entry by entry
-    target: float | None  # least share of memcpy on one thread at 25 M entries
+    times_reference: float  # how many times faster than the PyTorch reference, element by element
+    target: float | None  # least share of memcpy on one thread at 25 M elements
 
     @property
     def verdict(self) -> str:
@@ -106,7 +106,7 @@ def tables(rows: list[BenchRow]) -> list[Table]:
         chosen = [row for row in rows if (row.numel, row.threads) == (numel, threads)]
         memcpy = statistics.median(row.memcpy_gigabytes_per_second for row in chosen)
         plural = "s" if threads > 1 else ""
-        table = Table(title=f"{numel:,} entries, {threads} thread{plural}; memcpy {memcpy:.1f} GB/s")
+        table = Table(title=f"{numel:,} elements, {threads} thread{plural}; memcpy {memcpy:.1f} GB/s")
         for name in ("kernel", "GB/s", "of memcpy", "target", "x reference"):
             table.add_column(name, justify="left" if name == "kernel" else "right", no_wrap=True)
         for row in chosen:
@@ -131,8 +131,8 @@ def bench(
     for table in tables(rows):
         console.print(table)
     console.print(
-        f"{native.status()}. GB/s of input, 4 bytes an entry; shares are of memcpy in the same rounds, targets for "
-        f"25 M entries on one thread. The reference is PyTorch on one thread, measured on {REFERENCE_NUMEL:,} entries."
+        f"{native.status()}. GB/s of input, 4 bytes an element; shares are of memcpy in the same rounds, targets for "
+        f"25 M elements on one thread. The reference is PyTorch on one thread, measured on {REFERENCE_NUMEL:,}."
     )
     if json_file:
         listed = [asdict(row) | {"verdict": row.verdict} for row in rows]

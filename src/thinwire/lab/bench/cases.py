@@ -19,12 +19,12 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel. Both functions take a number of entries, and prepare the same work on fresh tensors."""
+    """One kernel. Both functions take a number of elements, and prepare the same work on fresh tensors."""
 
     name: str
     native: Callable[[int], Call]
     reference: Callable[[int], Call]
-    target: float | None = None  # least share of memcpy, one thread, 25 M entries
+    target: float | None = None  # least share of memcpy, one thread, 25 M elements
 
 
 def all_cases() -> list[Case]:
@@ -198,7 +198,7 @@ def _selections() -> list[Case]:
 
 
 def _moves() -> list[Case]:
-    """Speeds are per entry of the whole buffer, of which 1% (of chunks: 10%) moves."""
+    """Speeds are per element of the whole buffer, of which 1% (of chunks: 10%) moves."""
 
     def setting(chunk, numel):
         x = _laplace(numel)
@@ -255,7 +255,7 @@ def _rotations() -> list[Case]:
 
 
 def _products() -> list[Case]:
-    """A matrix of rows of 1,000 entries, and factors of rank 4."""
+    """A matrix of rows of 1,000 elements, and factors of rank 4."""
 
     def times(name, size, made, module, numel):
         matrix = _laplace(numel // 1000 * 1000).view(-1, 1000)

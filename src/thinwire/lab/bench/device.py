@@ -59,7 +59,7 @@ def bench_device(
         raise ValueError("there is no CUDA device here: --device cuda runs where PyTorch finds one")
     with torch.cuda.device(device):
         rows = benchmark(device, numel, repeats, only)
-        title = f"{torch.cuda.get_device_name(device)}, {numel:,} entries"
+        title = f"{torch.cuda.get_device_name(device)}, {numel:,} elements"
     table = Table("operation", "by", "ms", "copies", title=title)
     for row in rows:
         table.add_row(row.operation, row.backend, f"{row.milliseconds:.3f}", f"{row.copies:.2f}")

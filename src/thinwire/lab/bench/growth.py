@@ -1,4 +1,4 @@
-"""What a conversation costs per entry as models grow, and as groups do."""
+"""What a conversation costs per element as models grow, and as groups do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Grown:
     scheme: str
     weights: int
     workers: int
-    nanoseconds: float  # of the median step, per entry
+    nanoseconds: float  # of the median step, per element
     memcpys: float
 
 
@@ -68,7 +68,7 @@ def grow(
 
 def table(rows: Sequence[Grown]) -> Table:
     """A row for each scheme, two columns for each point."""
-    shown = plain_table("one worker's step per entry, on 1 thread: nanoseconds, and copies of the gradient")
+    shown = plain_table("one worker's step per element, on 1 thread: nanoseconds, and copies of the gradient")
     points = list(dict.fromkeys((row.weights, row.workers) for row in rows))
     for weights, workers in points:
         for unit in ("ns", "memcpys"):

@@ -91,7 +91,7 @@ class Stage:
         return self.lane.timer() - began
 
     def converse(self) -> float:
-        """One step: the seconds that this worker thinks."""
+        """One step: the seconds that this worker computes."""
         self.lane.buckets.clear()
         self._reducer.begin_step()
         for number, (buffer, layout) in enumerate(zip(self._buckets, self.layouts, strict=True)):

@@ -45,7 +45,7 @@ def _left_out(advice: Advice) -> str:
     if advice.survey.gradients is not None:
         why = (
             f"an error of {noise.NOTHING:g} (as much as saying nothing) or more, or above {noise.BEARABLE:g} with "
-            "error memory, which the noise rule does not cover"
+            "error feedback, which the noise rule does not cover"
         )
     return f"Shorter, but not recommended, for {why}: {', '.join(names)}."
 

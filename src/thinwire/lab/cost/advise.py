@@ -61,7 +61,7 @@ def advise(
     """Advice on a model that is being trained, over the group that trains it. Every rank calls it, before a step.
 
     batch: what the model is called with: a tensor, a tuple of arguments, or a dict of named ones.
-    loss: of the model's output; unless given, its `loss` if it has one, else the mean of its entries. Which scalar
+    loss: of the model's output; unless given, its `loss` if it has one, else the mean of its elements. Which scalar
         backward starts from hardly changes how long it takes.
     schemes: spec text; unless given, all schemes at their default levels. Each is rehearsed for a few steps.
 

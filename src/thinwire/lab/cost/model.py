@@ -3,7 +3,7 @@
 A step is played through on a virtual clock, by the lane's own code where it takes the lane (`playing`):
 
 1. The worker computes. The time at which each bucket of gradients is ready was measured (`BucketTrace.ready`).
-2. The lane takes the buckets in order and thinks (encodes, decodes, copies): measured seconds, turn by turn.
+2. The lane takes the buckets in order and computes (encodes, decodes, copies): measured seconds, turn by turn.
 3. After a turn its messages go onto the wire, which carries one after the other: bytes_sent x seconds_per_byte each,
    and the message is there latency_seconds after it has left. Bytes never overlap, latencies do: a gloo group works on
    CHANNELS messages at a time, the others wait.
@@ -61,7 +61,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Turn:
-    """The lane thinks, then asks for something (at the end of a conversation for nothing)."""
+    """The lane computes, then asks for something (at the end of a conversation for nothing)."""
 
     think_seconds: float
     messages: tuple[Message, ...] = ()

@@ -32,7 +32,7 @@ from thinwire.schemes import parse
 KAPPA = 0.15
 NOTHING = 1.0  # the error of a message that says nothing at all: what errs as much is never recommended
 BEARABLE = 0.25  # recommended without a model and a batch: only what errs by no more than this
-SAMPLE = 4_000_000  # entries that errors are measured on
+SAMPLE = 4_000_000  # elements that errors are measured on
 SKETCH = 1 << 16  # numbers that stand for a whole gradient
 
 
@@ -77,7 +77,7 @@ def measure(local: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch
 
 
 def _sketch(flat: Tensor) -> Tensor:
-    """Sums of entries with random signs, the same on every worker."""
+    """Sums of elements with random signs, the same on every worker."""
     generator = torch.Generator().manual_seed(0)
     padded = torch.zeros(-(-flat.numel() // SKETCH) * SKETCH)
     padded[: flat.numel()] = flat
@@ -87,7 +87,7 @@ def _sketch(flat: Tensor) -> Tensor:
 
 
 def sample(local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that get compressed, the largest first, until there are SAMPLE entries."""
+    """The tensors that get compressed, the largest first, until there are SAMPLE elements."""
     found: dict[str, Tensor] = {}
     for name, tensor in sorted(local.items(), key=lambda item: -item[1].numel()):
         if not small(tensor.shape, tensor.numel()) and sum(t.numel() for t in found.values()) < SAMPLE:
@@ -96,7 +96,7 @@ def sample(local: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def message_error(spec: str, tensors: Mapping[str, Tensor]) -> float:
-    """|g - ghat|^2 / |g|^2 of what one worker says of its gradient, without error memory."""
+    """|g - ghat|^2 / |g|^2 of what one worker says of its gradient, without error feedback."""
     if not tensors:
         return 0.0
     return vnmse(Simulation(spec, workers=1, feedback=False).reduce([tensors]), dict(tensors))
@@ -108,7 +108,7 @@ def bearable(spec: str, error: float, gradients: Gradients | None) -> bool:
 
 
 def covered(spec: str, error: float) -> bool:
-    """Whether a scheme's error is noise. What a biased one leaves out comes later, by its error memory: where that is
+    """Whether a scheme's error is noise. What a biased one leaves out comes later, by its error feedback: where that is
     much, the rule does not know what it costs.
     """
     return error <= BEARABLE or parse(spec).unbiased

@@ -2,8 +2,8 @@
 
 Model, DDP, wire, scheme and exchange are the real ones; only the collectives are not started. Every other worker is
 taken to be a copy of this one, so each answer can be made up on the spot. What is left is a `Step` to be costed: the
-seconds that this worker computes, the seconds it thinks for every bucket, and every message between, with its bytes. So
-no scheme needs a formula of its own, and one machine can rehearse a group of thousands.
+seconds that this worker computes, the seconds its lane computes for every bucket, and every message between, with its
+bytes. So no scheme needs a formula of its own, and one machine can rehearse a group of thousands.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class RehearsalLane(Lane):
         super().__init__(transport)
         self._scratches = [Scratch() for _ in range(DEPTH)]  # in turn, as on a threaded lane
         self.buckets: list[BucketTrace] = []
-        self.timer = time.perf_counter  # of what a job thinks
-        self.watch: Callable[[], AbstractContextManager[None]] | None = None  # entered while a job thinks
+        self.timer = time.perf_counter  # of what a job computes
+        self.watch: Callable[[], AbstractContextManager[None]] | None = None  # entered while a job computes
         self._meet = meet
         self._device = device
         self._away = 0.0

@@ -131,9 +131,9 @@ class _Arrival:
 
 
 class _Clock:
-    """Virtual time: the lane's thinking and waiting make it pass, and training and wire get on meanwhile.
+    """Virtual time: the lane's computing and waiting make it pass, and training and wire get on meanwhile.
 
-    inline: there is no lane; training thinks and waits itself, and does not get on meanwhile.
+    inline: there is no lane; training computes and waits itself, and does not get on meanwhile.
     """
 
     def __init__(self, backward_seconds: float, host: Host, inline: bool):
@@ -143,7 +143,7 @@ class _Clock:
         self.backward_ended = 0.0 if backward_seconds == 0 else math.inf
         self.thinking_seconds = 0.0  # the lane's, like the next
         self.waiting_seconds = 0.0
-        self.stalled_seconds = 0.0  # that training thought itself, in the middle of backward
+        self.stalled_seconds = 0.0  # that training computed for the lane, in the middle of backward
         self._inline = inline
         self._host = host
         # By level, when each channel of its groups is free, and its wire.

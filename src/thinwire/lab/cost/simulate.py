@@ -11,7 +11,7 @@ numbers of workers in a straight line, and the point says so; bytes are what the
 (`accounting`).
 
 Errors: vNMSE of real gradients (the embedded images, a small perceptron, other images for every worker), by
-`Simulation`, error memory off, in the third step on the same gradients; up to as many workers as are affordable, not
+`Simulation`, error feedback off, in the third step on the same gradients; up to as many workers as are affordable, not
 measured beyond.
 """
 

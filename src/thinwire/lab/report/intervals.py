@@ -62,7 +62,7 @@ def verdict(difference: Interval, margin: float = 0.0) -> str:
     """Whether a difference is there, seen from above: "holds", "level" or "fails".
 
     holds: the whole interval lies above -margin. fails: all of it lies below. level: the runs cannot tell. Of one run
-    the mean alone is judged, for there is no interval.
+    the mean alone counts, for there is no interval.
     """
     if not math.isfinite(difference.half):
         return "holds" if difference.mean >= -margin else "fails"

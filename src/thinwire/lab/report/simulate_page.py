@@ -12,7 +12,7 @@ from rich.table import Table
 
 from thinwire.lab.cost.advice_text import bits
 from thinwire.lab.cost.simulate import ScalePoint, Study
-from thinwire.lab.report import report
+from thinwire.lab.report import figures, report
 from thinwire.lab.report.table import BASELINE
 from thinwire.lab.runs.record import Record
 
@@ -79,21 +79,21 @@ def _mark(point: ScalePoint, value: float) -> str:
 def write_study(study: Study, file: Path) -> None:
     """The page: it needs nothing but itself."""
     about = Record({})
-    lines = report.styles(study.schemes, [scheme for scheme in study.schemes if scheme == BASELINE])
+    looks = figures.styles(study.schemes, [scheme for scheme in study.schemes if scheme == BASELINE])
     caption = f"{about.machine['cores']} cores of {about.machine['cpu']}; torch {about.versions['torch']}"
-    figures = {measure.title: report.html(_figure(study, measure, lines), len(study.schemes)) for measure in MEASURES}
+    drawn = {measure.title: figures.spec(_figure(study, measure, looks), len(study.schemes)) for measure in MEASURES}
     rows = [study.of(scheme) for scheme in study.schemes]
     page = {
         "heading": study_setting(study),
         "caption": caption,
-        "figures": figures,
+        "figures": drawn,
         "workers": study.workers,
         "rows": rows,
     }
     report.render_template("simulate.html", file, page | {"created": about.created, "mark": _mark})
 
 
-def _figure(study: Study, measure: Measure, lines: dict[str, dict[str, str]]) -> go.Figure:
+def _figure(study: Study, measure: Measure, looks: dict[str, figures.Style]) -> go.Figure:
     """A line per scheme; open circles where a point is extrapolated."""
     figure = go.Figure()
     for scheme in study.schemes:
@@ -101,7 +101,8 @@ def _figure(study: Study, measure: Measure, lines: dict[str, dict[str, str]]) ->
         figure.add_scatter(
             x=[point.workers for point in points], y=[measure.value(point) for point in points], name=scheme,
             mode="lines+markers",
-            line=lines[scheme] | {"width": 2},
+            line=looks[scheme].line | {"width": 2},
+            meta=None if looks[scheme].colour else figures.INK,
             marker={
                 "size": 7,
                 "symbol": ["circle-open" if _drawn_open(point, measure) else "circle" for point in points],

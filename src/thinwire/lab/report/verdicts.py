@@ -34,11 +34,11 @@ def verdict(row: SchemeRow, baseline: SchemeRow | None) -> str:
     end = ending(row, baseline)
     if row.mean_seconds is None or baseline.mean_seconds is None:
         return _by_the_end(row, baseline, end)
-    speed = ratio(*_pairs(row, baseline))
-    pace = _pace(speed)
+    found = _speed(row, baseline)
+    pace = _pace(found)
     words = _ending_words(row, end, but=pace == "sooner")
-    side = "sooner" if speed.mean > 0 else "later"
-    reaches = f"reaches {row.target_text} {_times(speed)} {side} than {baseline.label}"
+    side = "sooner" if found.mean > 0 else "later"
+    reaches = f"reaches {row.target_text} {_times(found)} {side} than {baseline.label}"
     if pace == "sooner":
         head = {"lower": "Sooner, but worse", "open": "Sooner; whether as good is open"}.get(end, "Pays here")
         return f"{head}: {reaches}, {words}."
@@ -49,6 +49,29 @@ def verdict(row: SchemeRow, baseline: SchemeRow | None) -> str:
         head = "Does not pay here" if end == "lower" else "Level here"
         return f"{head}: {reaches}, {words}."
     return f"Open: {reaches}, as far as so few seeds can tell, {words}."
+
+
+def standing(row: SchemeRow, baseline: SchemeRow) -> str:
+    """The verdict in a word, as far as a row is faster: "pays", "open", "worse"; else "not"."""
+    end, pace = ending(row, baseline), _pace(_speed(row, baseline))
+    if pace != "sooner":
+        return "not"
+    if end == "lower":
+        # Of a row that does not hold the target the sentence says that it does not pay.
+        return "not" if row.mean_seconds is None or baseline.mean_seconds is None else "worse"
+    return "open" if end == "open" else "pays"
+
+
+def speed(row: SchemeRow, baseline: SchemeRow) -> float:
+    """How many times as fast: to the target, or, where one of the two does not always hold it, for all steps."""
+    return math.exp(_speed(row, baseline).mean)
+
+
+def _speed(row: SchemeRow, baseline: SchemeRow) -> Interval:
+    """log(their seconds / ours)."""
+    if row.mean_seconds is None or baseline.mean_seconds is None:
+        return ratio(*([each.run_seconds[seed] for seed in _common(row, baseline)] for each in (baseline, row)))
+    return ratio(*_pairs(row, baseline))
 
 
 def _of_the_baseline(row: SchemeRow) -> str:
@@ -65,12 +88,11 @@ def _by_the_end(row: SchemeRow, baseline: SchemeRow, end: str) -> str:
     words = _ending_words(row, end)
     if end == "lower":
         return f"Does not pay here: {held}, {words}."
-    seconds = [[each.run_seconds[seed] for seed in _common(row, baseline)] for each in (baseline, row)]
-    speed = ratio(*seconds)
-    head = {"sooner": "Pays here", "later": "Does not pay here"}.get(_pace(speed), "Level here")
-    side = "fewer" if speed.mean > 0 else "more"
+    found = _speed(row, baseline)
+    head = {"sooner": "Pays here", "later": "Does not pay here"}.get(_pace(found), "Level here")
+    side = "fewer" if found.mean > 0 else "more"
     return (
-        f"{'Open' if end == 'open' else head}: takes {_times(speed)} {side} seconds than {baseline.label} for all "
+        f"{'Open' if end == 'open' else head}: takes {_times(found)} {side} seconds than {baseline.label} for all "
         f"steps, {words}; {held}."
     )
 

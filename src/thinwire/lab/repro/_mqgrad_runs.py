@@ -91,7 +91,7 @@ class ServedRun:
 class Halvings(Controller):
     """A rule without learning: one level more for every halving, since the first decision, of a number seen."""
 
-    seen: str = "rms"  # of the mean gradient's entries; or "ratio", of its mean to its spread over the workers
+    seen: str = "rms"  # of the mean gradient's elements; or "ratio", of its mean to its spread over the workers
     interval: int = 10
 
     needs_noise: ClassVar[bool] = True
@@ -182,7 +182,7 @@ class Order:
     network: str
     learnt: str | None = None  # where to write what the controller has learnt
     seconds: float = math.inf  # of training, at most
-    data: str | None = None  # the folder of Fashion-MNIST, whose test images are then judged by
+    data: str | None = None  # the folder of Fashion-MNIST, on whose test images runs are then evaluated
 
 
 def run_served(order: Order, namespaces: Sequence[str] | None) -> ServedRun:

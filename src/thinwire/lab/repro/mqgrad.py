@@ -54,7 +54,7 @@ def policies(steps: int) -> dict[str, str]:
 
 def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
     """Every policy on the same seeds. The images are embedded; with `data`, the folder of Fashion-MNIST, all of its
-    test images judge. `quick`: one link, and short."""
+    test images are evaluated. `quick`: one link, and short."""
     steps, earlier = (QUICK_STEPS, QUICK_EARLIER) if quick else (STEPS, EARLIER)
     claims, tables = [], []
     for link in LINKS[:1] if quick else LINKS:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Rows:
-    """A row per worker, each with one entry per entry of the tensors in `like`, kept in a file."""
+    """A row per worker, each with one element per element of the tensors in `like`, kept in a file."""
 
     def __init__(self, file: Path, like: Sequence[Tensor], worker: int, workers: int):
         sizes = [tensor.numel() for tensor in like]

@@ -12,7 +12,7 @@ from thinwire.lab.runs.record import Run, RunPlan
 from thinwire.lab.runs.timing import training
 
 GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the task's own rate
-SEEDS = (1000, 1001)  # none that anything is judged on
+SEEDS = (1000, 1001)  # none that anything is evaluated on
 
 Row = tuple[str, str, str]  # task, exchange, name of the plan
 

@@ -70,7 +70,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What to learn from, what to watch training by, and what to judge it by once, at its end."""
+    """What to learn from, what to watch training by, and what to evaluate it by once, at its end."""
 
     train: Examples
     test: Examples

@@ -19,7 +19,7 @@ NODES, SIDE = 8, 100
 BUDGET = 200_000  # bytes over each edge, each way; five exact exchanges of a 100x100 matrix of floats
 DIRECTIONS, NOISE = 3, 0.02  # of structured differences: common directions, and the deviation of what is beside them
 GRID = (1.308, 1.0, 0.5, 0.25, 0.1, 0.0375, 0.01)
-TUNING_SEEDS = (1000, 1001)  # none that anything is judged on
+TUNING_SEEDS = (1000, 1001)  # none that anything is evaluated on
 
 STEP = 1.308  # what suits exact gossip on the 8-ring best: PowerGossip's, untuned
 POWER = f"powergossip(step={STEP})"

@@ -1,4 +1,4 @@
-"""Training under every mixer: peers with steps chosen on a seed of their own, differences judged seed by seed."""
+"""Training under every mixer: peers with steps chosen on a seed of their own, differences evaluated seed by seed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) ->
 
 
 def _trainings(data: Path | None, seeds: int, quick: bool) -> list[tuple[judged.Trained, judged.Peers, int]]:
-    """What is trained, the peers with their settings to choose from, and how many seeds judge."""
+    """What is trained, the peers with their settings to choose from, and how many seeds count."""
     peers = judged.untuned() if quick else judged.tuned()
     found: list[tuple[judged.Trained, judged.Peers, int]] = [
         (_cnn(data, skew, QUICK_STEPS if quick else STEPS), peers, seeds) for skew in ((0.0,) if quick else (0.0, 0.5))

@@ -61,9 +61,9 @@ class Outcome:
 class ImageRun:
     """Plain SGD on virtual workers that choose over the whole model.
 
-    All workers use one model in turn, so its batch norm's running statistics, by which it is judged, are everybody's.
-    `local`: as in the authors' code, a worker takes all but the last of so many steps by itself, sends the gradient of
-    the last, and forgets where it went.
+    All workers use one model in turn, so its batch norm's running statistics, by which it is evaluated, are
+    everybody's. `local`: as in the authors' code, a worker takes all but the last of so many steps by itself, sends the
+    gradient of the last, and forgets where it went.
     """
 
     rounds: int
@@ -231,7 +231,7 @@ def _local_table(
 def _fading(source: str, local: int, outcome: Outcome) -> Claim:
     return Claim(
         claim=f"{source}, gradients after {local} local steps: what the regulariser can act on is most at the start",
-        measured=f"{outcome.early:.1%} of the first {EARLY} rounds' entries, {outcome.resent:.1%} of all",
+        measured=f"{outcome.early:.1%} of the first {EARLY} rounds' elements, {outcome.resent:.1%} of all",
         expected="fewer later",
         verdict="holds" if outcome.early > outcome.resent else "fails",
         source=OURS,

@@ -1,4 +1,4 @@
-"""The authors' toy: two workers, two weights, one entry sent."""
+"""The authors' toy: two workers, two weights, one element sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOY_LOSSES = {
 
 
 def toy_losses(scheme: str) -> list[float]:
-    """Logistic loss of two workers with x = (+-100, 1), y = 1, from w = (0, 1): the first entries cancel."""
+    """Logistic loss of two workers with x = (+-100, 1), y = 1, from w = (0, 1): the first elements cancel."""
     x = torch.tensor([[100.0, 1.0], [-100.0, 1.0]], dtype=torch.float64)
     w = torch.tensor([0.0, 1.0], dtype=torch.float64)
     simulation = Simulation(scheme, workers=2)

@@ -20,7 +20,7 @@ from thinwire.schemes import parse
 
 BITS = (2, 3, 4)
 FAMILY = ("QSGD", "NQ", "TQ", "TNQ")
-# MSE / c^2 on Laplace data; for the first two the range is the largest of a million entries.
+# MSE / c^2 on Laplace data; for the first two the range is the largest of a million elements.
 EXPECTED = {
     2: {"QSGD": 21.2, "NQ": 4.13, "TQ": 0.548, "TNQ": 0.522},
     3: {"QSGD": 3.30, "NQ": 0.481, "TQ": 0.221, "TNQ": 0.187},
@@ -37,7 +37,7 @@ def _spec(name: str, bits: int) -> str:
 
 
 def laplace_table(claims: list[Claim], progress: Progress) -> Listing:
-    progress("errors on a million Laplace entries")
+    progress("errors on a million Laplace elements")
     x = torch.from_numpy(np.random.default_rng(0).laplace(size=1_000_000)).float()
     energy = x.abs().mean().item() ** 2
     rows = []
@@ -50,7 +50,7 @@ def laplace_table(claims: list[Claim], progress: Progress) -> Listing:
             expected = EXPECTED[bits][name]
             claims.append(
                 Claim(
-                    claim=f"Laplace data, {bits} bits: {name}'s squared error per entry, in scales squared",
+                    claim=f"Laplace data, {bits} bits: {name}'s squared error per element, in scales squared",
                     measured=round(errors[name], 4),
                     expected=f"{expected} within {tolerance:.0%}",
                     verdict=told(abs(errors[name] / expected - 1) <= tolerance),
@@ -66,12 +66,12 @@ def laplace_table(claims: list[Claim], progress: Progress) -> Listing:
                 source=PAPER,
             )
         )
-    title = "Squared error per entry in scales squared, a million Laplace entries, one scale for all"
+    title = "Squared error per element in scales squared, a million Laplace elements, one scale for all"
     return Listing(title, ["bits", *FAMILY, "TNQ's bound"], rows)
 
 
 def _error(spec: str, tensors: Named, repeats: int = 1) -> float:
-    """The mean squared error per entry of one worker's message."""
+    """The mean squared error per element of one worker's message."""
     codec = parse(spec)
     assert isinstance(codec, Codec)
     layout = Layout.of([(name, tensor.shape) for name, tensor in tensors.items()])

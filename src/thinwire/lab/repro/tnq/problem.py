@@ -21,7 +21,7 @@ LOST = 10.0  # times the error at the start: it has diverged
 
 @dataclass(frozen=True)
 class Curve:
-    """One run, step by step: entry t is after t steps."""
+    """One run, step by step: element t is after t steps."""
 
     errors: list[float]  # E |x A - x W|^2, above that of the noise, which nobody can learn
     squares: list[float]  # |grad F|^2
@@ -42,8 +42,8 @@ class Curve:
 class Problem:
     """y = x A + noise, with |y|^2 = 1 before the noise: the lab's `regression`, with new examples in every step.
 
-    x = z * scale, z normal. "normal": all scales 1. "laplace": scale^2 is exponential, so that an entry of x, and so of
-    a gradient, picked at random has the tail of a Laplace distribution.
+    x = z * scale, z normal. "normal": all scales 1. "laplace": scale^2 is exponential, so that an element of x, and so
+    of a gradient, picked at random has the tail of a Laplace distribution.
     """
 
     truth: Tensor
@@ -63,7 +63,7 @@ class Problem:
         return 2 * self.scale.square().max().item()
 
     def train(self, spec: str, rate: float, steps: int) -> Curve:
-        """Plain SGD at a constant rate from W = 0; no error memory, one message per worker and step."""
+        """Plain SGD at a constant rate from W = 0; no error feedback, one message per worker and step."""
         generator = torch.Generator().manual_seed(self.seed + 1)
         simulation = Simulation(spec, workers=WORKERS, feedback=False, route="gather", seed=self.seed)
         weights, errors, squares, noise, terms = torch.zeros(FEATURES, OUTPUTS), [], [], [], []

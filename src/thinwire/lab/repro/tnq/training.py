@@ -1,4 +1,4 @@
-"""Training where noise limits it: quantisers at their best constant rates, one scale for a tensor, no error memory."""
+"""Training where noise limits it: quantisers at their best constant rates, one scale a tensor, no error feedback."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _floor_table(
     columns = ["scheme", "best rate", "largest stable rate", "error, last quarter", "mean |grad|^2", "bound"]
     title = (
         f"Regression, {tails} features, {FEATURES} x {OUTPUTS}, {WORKERS} workers x {BATCH}, {steps} steps, one scale, "
-        f"no error memory, {len(next(iter(curves.values())))} seeds; rates by another seed"
+        f"no error feedback, {len(next(iter(curves.values())))} seeds; rates by another seed"
     )
     return Listing(title, columns, rows)
 

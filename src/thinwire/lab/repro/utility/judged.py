@@ -38,7 +38,7 @@ class RungResult:
 
     rung: Rung
     row: SchemeRow
-    vnmse: tuple[float, float] | None  # of one step's mean, without error memory: early and late; None: not measured
+    vnmse: tuple[float, float] | None  # of one step's mean, without error feedback: early and late; None: not measured
     runs: tuple[Run, ...]
 
     @property
@@ -218,7 +218,7 @@ def error_claims(errors: dict[str, tuple[float, float]]) -> list[Claim]:
 
     return [
         *less(CODED, CHUNKS, "Top-k with coded places errs less than TopKC", PAPER),
-        *less(CHUNKS, SHUFFLED, "TopKC errs less than with entries shuffled: it lives on locality", OURS),
+        *less(CHUNKS, SHUFFLED, "TopKC errs less than with elements shuffled: it lives on locality", OURS),
         *less(PARTIAL, FULL, "a partial rotation errs about as much as a full one", PAPER, CLOSE),
         *less(TABLE, PARTIAL, "THC's look-up table errs less than even levels", OURS),
         *(

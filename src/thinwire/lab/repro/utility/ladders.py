@@ -34,11 +34,11 @@ FP32 = Rung(BASELINES, "32 bits", "fp32", quick=True, text=True)
 FP16 = Rung(BASELINES, "16 bits", "fp16", quick=True, text=True)
 BF16 = Rung(BASELINES, "16 bits, computed in 16 bits", "fp16", compute="bf16", text=True)
 
-# Half a bit per coordinate in what one worker sends: Top-k with 48 bits per entry, with about 23, TopKC.
+# Half a bit per coordinate in what one worker sends: Top-k with 48 bits per element, with about 23, TopKC.
 PLAIN = Rung(TOPK, "values of 16 bits, places of 32", "topk(density=0.0104, places='plain')", quick=True, text=True)
 CODED = Rung(TOPK, "places coded in few bits", "topk(density=0.0215)", text=True)
 CHUNKS = Rung(TOPK, "chunks chosen together: TopKC", "topkc(density=0.0234, chunk=128)", quick=True, text=True)
-SHUFFLED = Rung(TOPK, "TopKC, entries shuffled first", "topkc(density=0.0234, chunk=128, shuffle=True)")
+SHUFFLED = Rung(TOPK, "TopKC, elements shuffled first", "topkc(density=0.0234, chunk=128, shuffle=True)")
 
 # 4-bit integers of each worker. The partial rotation has ten stages, as in THC's authors' code; our default twelve.
 FULL = Rung(THC, "full width, full rotation", "thc(bits=4, rotate=30)")
@@ -72,7 +72,7 @@ CHANGES = (
     Change(PLAIN, CODED, "coding the places brings Top-k to the target sooner", OURS),
     Change(PLAIN, CHUNKS, "TopKC is at the target before Top-k with 16 + 32 bits", PAPER),
     Change(CODED, CHUNKS, "TopKC is at the target before Top-k with coded places", OURS),
-    Change(SHUFFLED, CHUNKS, "TopKC lives on locality: it is at the target before TopKC with entries shuffled", OURS),
+    Change(SHUFFLED, CHUNKS, "TopKC lives on locality: it is at the target before TopKC with elements shuffled", OURS),
     Change(FULL, PARTIAL, "THC: a partial rotation is at the target before a full one", PAPER),
     Change(FULL, SATURATING, "THC: saturating sums are at the target before wide ones", PAPER),
     Change(FULL, BOTH, "THC: both together are at the target before neither", PAPER),

@@ -19,7 +19,7 @@ WARM, ROUNDS = 4, 3  # steps that errors are measured on, after those in which s
 def vnmses(
     task: Task, specs: Sequence[str], late: int, workers: int, progress: Progress
 ) -> dict[str, tuple[float, float]]:
-    """|X - Xhat|^2 / |X|^2 of every scheme, without error memory: in the first steps, and after `late`."""
+    """|X - Xhat|^2 / |X|^2 of every scheme, without error feedback: in the first steps, and after `late`."""
     simulations = {spec: Simulation(spec, workers=workers, feedback=False) for spec in specs}
     found: dict[str, tuple[list[float], list[float]]] = {spec: ([], []) for spec in specs}
     window = WARM + ROUNDS

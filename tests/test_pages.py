@@ -1,0 +1,128 @@
+"""Every block of Python on every page is run, or says which test runs it; every command is one that is there."""
+
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from thinwire.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCK = re.compile(r"(?:^<!-- run by (?P<where>\S+) -->\n)?^```(?P<kind>python|diff)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+class Stage(dict):
+    """What a reader of a page has already, made when a block first asks for it."""
+
+    def __missing__(self, name):
+        if name not in MAKE:
+            raise KeyError(name)
+        self[name] = MAKE[name](self)
+        return self[name]
+
+
+MAKE = {
+    "net": lambda stage: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
+    "model": lambda stage: DistributedDataParallel(stage["net"]),
+    "optimizer": lambda stage: torch.optim.SGD(stage["net"].parameters(), lr=0.1),
+    "wire": lambda stage: tw.attach(stage["model"], "topk(density=0.1)"),
+    "batches": lambda stage: [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(2)],
+    "loss": lambda stage: nn.functional.cross_entropy,
+    "rank": lambda stage: 0,
+}
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A process group of this process alone, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    torch.manual_seed(0)
+    yield tmp_path
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_blocks_run(page, alone):
+    """One after the other; those that need more than one process name the test that runs them."""
+    stage = Stage(torch=torch, dist=dist, tw=tw, nn=nn, DistributedDataParallel=DistributedDataParallel, folder=alone)
+    for block in BLOCK.finditer(page.read_text()):
+        code = block["text"]
+        if block["kind"] == "diff":
+            code = "".join(line[2:] + "\n" for line in code.splitlines() if not line.startswith("-"))
+        code = compile(code, page.name, "exec")
+        if block["where"]:
+            where, _, named = block["where"].partition("::")
+            assert named in (ROOT / where).read_text(), block["where"]
+            continue
+        with warnings.catch_warnings():
+            # A group of one is what torch.distributed.checkpoint warns of.
+            warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
+            exec(code, stage)
+        for made in ("wire", "local", "gossip"):
+            if made in stage:
+                stage.pop(made).close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_words_are_those_of_the_field(page):
+    """Names in code may be older; what is said is not."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+    old = re.findall(r"(?i)error memory|foretell|foretold|\bjudg\w*|\bstretch\w*|\bentries\b", text)
+    assert not old, "error feedback, predict, evaluate, segment, elements"
+
+
+def commands():
+    """Indented lines and inline code that call for one of our programs."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S).replace("\\\n", "")
+        lines = re.findall(r"^    (.+)$", text, re.M) + re.findall(r"`([^`\n]+)`", text)
+        for line in dict.fromkeys(line.partition("  #")[0].strip() for line in lines):
+            if re.match(r"(\w+=\S+ )*(\.venv/bin/)?(thinwire|make|torchrun|python) ", line):
+                yield pytest.param(line, id=f"{page.name}: {line}")
+
+
+@pytest.mark.parametrize("line", list(commands()))
+def test_the_command_is_there(line):
+    words = shlex.split(line.partition(" && ")[0].replace("[", "").replace("]", ""), comments=True)
+    while "=" in words[0]:
+        words = words[1:]
+    program, *rest = words
+    if program == "make":
+        targets = re.findall(r"^([\w-]+|\$\(VENV\)/[\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+        asked = {word.replace(".venv", "$(VENV)") for word in rest if "=" not in word}
+        assert asked <= set(targets)
+    elif program == "thinwire":
+        _parses(rest)
+    else:
+        _takes_the_options(rest)
+
+
+def _parses(words):
+    """Options and arguments are known; their values are not looked at."""
+    group = typer.main.get_command(app)
+    if words[0].startswith("-"):
+        return
+    assert words[0] in group.commands, f"no such command: {words[0]}"
+    command = group.commands[words[0]]
+    command.make_parser(typer.Context(command)).parse_args(words[1:])
+
+
+def _takes_the_options(words):
+    """A script of this repository has the options that it is given."""
+    scripts = [word for word in words if word.endswith(".py")]
+    if not scripts or scripts[0] == "train.py" or "pytest" in words:
+        return
+    source = (ROOT / scripts[0]).read_text()
+    for word in words[words.index(scripts[0]) + 1 :]:
+        assert not word.startswith("--") or word in source, f"{scripts[0]} has no {word}"
