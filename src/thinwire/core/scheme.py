@@ -85,6 +85,7 @@ class Scheme(Specced, ABC):
     settles: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     matrices: ClassVar[bool] = False
+    family: ClassVar[str] = "others"  # with which it is listed
     summary: ClassVar[str]  # one line: what it is for
 
     @property
