@@ -22,7 +22,7 @@ from thinwire.lab.defaults import (
 )
 from thinwire.lab.repro.papers import PAPERS
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Train PyTorch models over thin wires, and find out whether compression pays.",
     invoke_without_command=True,
     add_completion=False,
