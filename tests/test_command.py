@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import thinwire as tw
 from thinwire import cli, schemes
 from thinwire.core.scheme import Scheme
-from thinwire.lab import listing
+from thinwire.lab import doctor, listing
 from thinwire.lab.repro import papers
 
 
@@ -138,6 +138,14 @@ def test_unknown_names_are_one_line_with_the_nearest(arguments, says, monkeypatc
         cli.main()
     told = capsys.readouterr()
     assert ended.value.code == 2 and told.out == "" and told.err.count("\n") == 1 and says in told.err
+
+
+def test_the_doctor_shows_what_to_type_as_it_is_typed(monkeypatch):
+    """Square brackets are not taken for colours."""
+    found = [doctor.Finding("kernels", "none [yet]", False, "pip install thinwire[gpu]")]
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    text = " ".join(said("doctor"))
+    assert "none [yet]" in text and "pip install thinwire[gpu]" in text
 
 
 @pytest.mark.parametrize("name", listing.everything())

@@ -336,6 +336,7 @@ def list_schemes(
 @app.command("doctor")
 def examine_machine(json_file: Json = None) -> None:
     """Versions, which kernels loaded and why not, and what this machine can do."""
+    from rich.markup import escape
     from rich.table import Table
 
     from thinwire.lab.doctor import examine
@@ -343,7 +344,8 @@ def examine_machine(json_file: Json = None) -> None:
     rows = examine()
     table = Table("what", "found", "what follows")
     for row in rows:
-        table.add_row(row.what, f"[{'green' if row.fine else 'yellow'}]{row.found}[/]", row.follows)
+        colour = "green" if row.fine else "yellow"
+        table.add_row(row.what, f"[{colour}]{escape(row.found)}[/]", escape(row.follows))
     Console().print(table)
     _write(json_file, [vars(row) for row in rows])
 
