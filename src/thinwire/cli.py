@@ -1,4 +1,4 @@
-"""The command `thinwire`."""
+"""The command `thinwire`. Commands import what they need when they run: help and mistakes need not wait for PyTorch."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.padding import Padding
 
-from thinwire.lab.bench.bench import bench
-from thinwire.lab.bench.device import bench_device
-from thinwire.lab.bench.growth import bench_growth
-from thinwire.lab.bench.schemes import bench_schemes
-from thinwire.lab.cost.advise import checked
-from thinwire.lab.cost.advise_command import advise_on_networks, parameters
-from thinwire.lab.cost.simulate import WORKERS, simulate
-from thinwire.lab.doctor import examine
-from thinwire.lab.network.network import DEFAULT_NETWORK, bits_per_second, seconds
-from thinwire.lab.repro import repro
-from thinwire.lab.runs.compare import DEFAULT_EXCHANGES, DEFAULT_OUTER, DEFAULT_TASKS, LONGER, compare
-from thinwire.lab.runs.record import Record
-from thinwire.schemes import registry
+from thinwire.lab.defaults import (
+    DEFAULT_EXCHANGES,
+    DEFAULT_NETWORK,
+    DEFAULT_OUTER,
+    DEFAULT_TASKS,
+    LONGER,
+    SIMULATED_WORKERS,
+)
+from thinwire.lab.repro.papers import PAPERS
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Train PyTorch models over thin wires, and find out whether compression pays.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -37,10 +33,28 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also 
 TASKS: list[str] = [*DEFAULT_TASKS]
 EXCHANGES: list[str] = [*DEFAULT_EXCHANGES]
 NETWORKS: list[str] = [DEFAULT_NETWORK]
-COUNTS: list[int] = [*WORKERS]
+COUNTS: list[int] = [*SIMULATED_WORKERS]
 NONE: list[str] = []
 STEPS: list[int] = []
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the standard data files lie.")]
+# What the parser raises: of typer's own copy of click or, in older versions, of click itself.
+Misused: Any = typer.BadParameter.__base__
+
+
+@app.callback()
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"thinwire {installed('thinwire')}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    else:
+        return
+    raise typer.Exit
 
 
 @app.command("compare")
@@ -99,6 +113,8 @@ def compare_schemes(
 
       thinwire compare --scheme fp16 --scheme "qsgd(bits=4)" --network 50mbit --report page.html
     """
+    from thinwire.lab.runs.compare import compare
+
     record = compare(
         task, scheme or (), exchanges=exchange, controllers=controller or (), every=every, outer=outer,
         longer=longer, network=network, tune=tune, parallel=parallel, seeds=seeds, workers=workers, steps=steps,
@@ -114,7 +130,8 @@ def make_report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> None:
     """Make the HTML page of earlier comparisons again."""
-    from thinwire.lab.report.report import write_report  # with plotly: other commands need not wait for it
+    from thinwire.lab.report.report import write_report
+    from thinwire.lab.runs.record import Record
 
     write_report([Record.load(file) for file in files], out)
     Console().print(f"wrote {out}")
@@ -157,10 +174,13 @@ def give_advice(
 
       thinwire advise --task cnn --network none
 
-      torchrun --nnodes 4 ... -m thinwire.cli advise --params 25M
+      torchrun --nnodes 4 ... -m thinwire advise --params 25M
 
     In your own training script, on every rank: print(thinwire.advise(ddp_model, batch))
     """
+    from thinwire.lab.cost.advise_command import advise_on_networks
+    from thinwire.lab.network.network import seconds
+
     advise_on_networks(
         task=task, params=params, compute_seconds=seconds(compute), schemes=scheme, networks=network, workers=workers,
         data=data, check=check, json_file=json_file,
@@ -185,6 +205,10 @@ def simulate_groups(
 
       thinwire simulate --params 125M --bandwidth 1gbit --scheme "qsgd(bits=4)" --scheme "topk(density=0.01)"
     """
+    from thinwire.lab.cost.advise import checked
+    from thinwire.lab.cost.advise_command import parameters
+    from thinwire.lab.cost.simulate import simulate
+    from thinwire.lab.network.network import bits_per_second, seconds
     from thinwire.lab.report import simulate_page
 
     console = Console()
@@ -202,9 +226,12 @@ def simulate_groups(
         console.print(f"wrote {report}")
 
 
-@app.command("repro")
+@app.command("repro", epilog="\n\n".join(f"{name}: {paper.cited}" for name, paper in PAPERS.items()))
 def reproduce_claims(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(repro.NAMES)} or all.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help=f"{', '.join(PAPERS)} or all. Without: which paper each is."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, under three minutes.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs per setting; the default depends on --quick.")] = None,
     data: Data = None,
@@ -215,8 +242,15 @@ def reproduce_claims(
     Models, data and lengths are mostly ours; docs/papers says what differs. "source" says whose expectation it is: the
     paper's sentence, what the authors' code gave when we ran it, or ours.
     """
+    console = Console()
+    if name is None:
+        for each, paper in PAPERS.items():
+            console.print(f"[bold]{each}[/]", Padding(paper.cited, (0, 0, 0, 4)), sep="\n", highlight=False)
+        return
+    from thinwire.lab.repro import repro
+
     results = {}
-    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=Console()):
+    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=console):
         results[each] = result
         _write(json_file, results)
 
@@ -262,50 +296,58 @@ def bench_kernels(
     if device != "cpu":
         if schemes:
             raise ValueError("--device is for kernels: conversations are held in CPU memory")
+        from thinwire.lab.bench.device import bench_device
+
         bench_device(device, repeats=repeats or 20, only=only, json_file=json_file)
     elif grow:
+        from thinwire.lab.bench.growth import bench_growth
+
         bench_growth(scheme, repeats=repeats or 5, json_file=json_file)
     elif schemes:
+        from thinwire.lab.bench.schemes import bench_schemes
+
         bench_schemes(scheme, repeats=repeats or 15, workers=workers, json_file=json_file)
     else:
+        from thinwire.lab.bench.bench import bench
+
         bench(repeats=repeats or 5, only=only, json_file=json_file)
 
 
 @app.command("list")
-def list_schemes(json_file: Json = None) -> None:
-    """The schemes: what each is for, what can be turned, and whether it needs error memory."""
-    rows = [_describe(name) for name in registry()]
-    names = ("scheme and defaults", "knob, fewest bytes first", "error memory", "what it is for")
-    table = Table(*(Column(name, overflow="fold") for name in names), show_lines=True)
-    for row in rows:
-        memory = "not needed" if row["unbiased"] else "on by default"
-        table.add_row(row["spec"], row["knob"], memory, row["summary"])
-    Console().print(table)
+def list_schemes(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help='One scheme, mixer or controller: qsgd, "qsgd(bits=2)".'),
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """The schemes by family: what each sends and is for; with NAME, its options and their directions."""
+    from thinwire.lab import listing
+
+    if name is None:
+        rows: Any = [listing.describe(each) for each in listing.everything()]
+        listing.show_all(rows, Console())
+    else:
+        rows = listing.one(name)
+        listing.show_one(rows, Console())
     _write(json_file, rows)
 
 
 @app.command("doctor")
 def examine_machine(json_file: Json = None) -> None:
     """Versions, which kernels loaded and why not, and what this machine can do."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from thinwire.lab.doctor import examine
+
     rows = examine()
     table = Table("what", "found", "what follows")
     for row in rows:
-        table.add_row(row.what, f"[{'green' if row.fine else 'yellow'}]{row.found}[/]", row.follows)
+        colour = "green" if row.fine else "yellow"
+        table.add_row(row.what, f"[{colour}]{escape(row.found)}[/]", escape(row.follows))
     Console().print(table)
     _write(json_file, [vars(row) for row in rows])
-
-
-def _describe(name: str) -> dict[str, Any]:
-    cls = registry()[name]
-    scheme = cls()
-    knob = scheme.knob
-    return {
-        "name": name,
-        "spec": scheme.spec,
-        "knob": f"{knob.name}: {', '.join(f'{level:g}' for level in knob.menu)}" if knob else "-",
-        "unbiased": scheme.unbiased,
-        "summary": cls.summary,
-    }
 
 
 def _write(file: Path | None, result: Any) -> None:
@@ -317,10 +359,12 @@ def main() -> None:
     """Run the command; a mistake of the user's is one line and exit code 2. SIGTERM is taken like Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except Misused as mistake:
+        print(f"thinwire: {mistake.format_message()}", file=sys.stderr)
     except (ValueError, OSError) as mistake:
         print(f"thinwire: {mistake}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

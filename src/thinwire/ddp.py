@@ -69,7 +69,7 @@ class Wire(Reducer):
         plug.wire = self
         self._may_be_unused = (model.find_unused_parameters or model.static_graph) and self.memory.nbytes > 0
         self._views = model.gradient_as_bucket_view
-        self.may_undo = self._may_be_unused
+        self.may_undo: bool = self._may_be_unused
 
     def close(self) -> None:
         """Give the model back to plain DDP and end the lane. Every rank calls it; twice is fine."""

@@ -32,7 +32,7 @@ class Plug:
         self.group = group
         self.wire: Plugged | None = None
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Plug], tuple[()]]:
         return Plug, ()
 
     @classmethod

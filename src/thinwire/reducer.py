@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,9 @@ from thinwire.exchange.lane import CudaStage, Done, Job, Rounds, Stage, staged
 from thinwire.exchange.simulation import rehearse
 from thinwire.schemes import parse
 from thinwire.steering import Measured, Steering, Turned
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @runtime_checkable
@@ -73,15 +76,15 @@ class Reducer:
         warmup_level: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
+        self.scheme: Scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
         self.exchange: Exchange = exchange or AllReduce()
-        self.device = device_of(tensors)
-        self.steering = self._steering(controller, group) if controller is not None else None
+        self.device: torch.device = device_of(tensors)
+        self.steering: Steering | None = self._steering(controller, group) if controller is not None else None
         self.group = group
         self.seed = seed
-        self.step = 0
+        self.step: int = 0
         self.after_step: list[Callable[[], object]] = []  # called at the end of every step, in this order
-        self.memory = Memory()
+        self.memory: Memory = Memory()
         self.memory_scale: float | None = None  # of the loss, in what is remembered; None: unknown, or no matter
         self.prepared_for: int | None = None  # how many workers' state was to be filled and loaded
         exact = frozenset(name for name, tensor in tensors.items() if exempted(exempt, self.scheme, name, tensor))
@@ -90,14 +93,14 @@ class Reducer:
         own = self.exchange.deal(tensors, exact, self.scheme)
         if tensors and len(exact) == len(tensors) and not self.scheme.exact:
             warnings.warn(f"all tensors are exempt, so {self.scheme.name} has nothing to compress", stacklevel=3)
-        self.divided = [piece.name for piece in own] != list(tensors)  # workers have different parts of the model
+        self.divided: bool = [piece.name for piece in own] != list(tensors)  # workers have different parts of the model
         measured = Measured(self.scheme, self.steering) if self.steering else self.scheme
         self._whole = Partition(measured, frozenset(piece.name for piece in own if piece.whole in exact))
         self._layouts: dict[tuple[tuple[str, tuple[int, ...]], ...], Layout] = {}
         self._jobs: list[Job] = []
         self._failed: BaseException | None = None  # what the step under way met first
         self._scale: Scaler | float | None = None
-        self.may_undo = False  # what a step remembers may have to be forgotten at its end
+        self.may_undo: bool = False  # what a step remembers may have to be forgotten at its end
         self._open(group, tensors)
         elsewhere = self.device.type == "cuda" and self.exchange.device.type == "cpu"
         self._stage: Stage | None = CudaStage(self.device) if elsewhere else None
@@ -109,7 +112,7 @@ class Reducer:
         if self.exchange.device.type != "cpu":
             rehearse(self.scheme, [tensors[piece.whole] for piece in own if piece.whole not in exact], seed)
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
-        self.plain = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
+        self.plain: bool = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain and self.waits else None
 
     def _steering(self, controller: str | Controller, group: dist.ProcessGroup | None) -> Steering:
@@ -378,7 +381,7 @@ class Reducer:
         """End the lane. Every worker calls it; twice is fine."""
         self.exchange.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

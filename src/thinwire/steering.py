@@ -51,23 +51,23 @@ class Steering:
     """One worker's controller. `level` changes on the lane only, between two steps."""
 
     def __init__(self, controller: str | Controller, turned: Turned) -> None:
-        self.controller = control.parse(controller)
+        self.controller: Controller = control.parse(controller)
         if turned.knob is None:
             raise ValueError(f"{turned.name} has no knob for a controller to turn")
         menu = self.controller.menu(turned.knob.menu)
         self.controller.knob = turned.knob.name
         self.controller.start(menu)
-        self.level = self.controller.first(turned.level, menu)
-        self.due = False  # the step under way is the last before a decision: measure it
+        self.level: float = self.controller.first(turned.level, menu)
+        self.due: bool = False  # the step under way is the last before a decision: measure it
         self.wonders: float | None = None  # a level whose error to measure in it, too
-        self.squares = _nothing()
+        self.squares: dict[str, float | Tensor] = _nothing()
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
         self._began = time.perf_counter()
         self._taken: list[float] = []  # seconds of the interval's steps
         self._bytes = 0.0
         self._job: Job | None = None
-        self.scale = 1.0  # gradients are so many times too large
+        self.scale: float = 1.0  # gradients are so many times too large
         self._steps = 0  # since the start or a resume
         self._told = False
 

@@ -37,9 +37,9 @@ class Unit:
     def __init__(self, module: FSDPModule, group: Any, names: dict[int, str]) -> None:
         self.module = module
         self._group = group
-        self.names = [names[id(each.sharded_param)] for each in group.fsdp_params]
+        self.names: list[str] = [names[id(each.sharded_param)] for each in group.fsdp_params]
         self.parameters: list[Tensor] = [each.sharded_param for each in group.fsdp_params]
-        self.shapes = [tuple(each._orig_size) for each in group.fsdp_params]
+        self.shapes: list[tuple[int, ...]] = [tuple(each._orig_size) for each in group.fsdp_params]
         self.shards: int = group.mesh_info.shard_mesh_size
         self.shard: int = group.mesh_info.shard_mesh_rank
         self.process_group: dist.ProcessGroup = group._reduce_scatter_process_group

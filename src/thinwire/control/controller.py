@@ -74,7 +74,7 @@ class Controller(Specced, ABC):
 
     def start(self, menu: Sequence[float]) -> None:
         """Begin, where the decisions are made, with the levels to choose from."""
-        self.levels = tuple(menu)
+        self.levels: tuple[float, ...] = tuple(menu)
 
     def wonders(self, level: float) -> float | None:
         """Another level, while `level` is in use, whose error to measure before the next decision; None: none."""

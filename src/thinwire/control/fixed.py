@@ -13,8 +13,8 @@ from thinwire.control.controller import Controller, Observation, check_interval,
 class Fixed(Controller):
     """One level of the knob, for good."""
 
-    level: float
-    interval: int = 1000
+    level: float  # of the knob's menu; lower => fewer bytes, more error
+    interval: int = 1000  # steps between two decisions, of which none changes anything
 
     summary: ClassVar[str] = "always the same level"
 

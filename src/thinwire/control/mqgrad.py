@@ -52,7 +52,7 @@ class MQGrad(Controller):
     interval: int = 10  # lower => quicker decisions, from noisier rewards
     rate: float = 0.03  # higher => learns sooner, from less evidence; 0: the rule as it starts
     policy: str | None = None  # a file that wire.save_controller() wrote, on every worker: start from what it learnt
-    seed: int = 0
+    seed: int = 0  # of the draws
 
     needs_loss: ClassVar[bool] = True
     needs_noise: ClassVar[bool] = True

@@ -28,8 +28,8 @@ class NormRule(Controller):
     """
 
     budget: float = 4.0  # mean bits per element; lower => fewer bytes, more error
-    levels_from: tuple[float, ...] | None = None
-    interval: int = 10
+    levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu
+    interval: int = 10  # steps between two decisions; lower => follows the norm more closely
 
     summary: ClassVar[str] = "bits follow the gradient norm under a budget"
 

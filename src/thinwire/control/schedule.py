@@ -16,8 +16,8 @@ class Schedule(Controller):
     A change takes effect at the first multiple of `interval` that is not before its step.
     """
 
-    levels_at: tuple[tuple[int, float], ...]
-    interval: int = 10
+    levels_at: tuple[tuple[int, float], ...]  # (step, level from there on), the first at step 0
+    interval: int = 10  # steps between two decisions; lower => nearer to the steps named
 
     summary: ClassVar[str] = "levels by step, set beforehand"
 

@@ -18,8 +18,8 @@ class Uniform(Controller):
     """
 
     levels_from: tuple[float, ...] | None = None  # None: the knob's whole menu
-    seed: int = 0
-    interval: int = 10
+    seed: int = 0  # of the draws
+    interval: int = 10  # steps between two draws
 
     summary: ClassVar[str] = "a level drawn at random"
 

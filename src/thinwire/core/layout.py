@@ -43,9 +43,9 @@ class Layout:
     """
 
     def __init__(self, segments: Sequence[Segment], *, chosen: bool = False):
-        self.segments = tuple(segments)
+        self.segments: tuple[Segment, ...] = tuple(segments)
         self.chosen = chosen
-        self.numel = self.segments[-1].stop if self.segments else 0
+        self.numel: int = self.segments[-1].stop if self.segments else 0
         self._derived: OrderedDict[Hashable, Any] = OrderedDict()
 
     @classmethod

@@ -85,6 +85,7 @@ class Scheme(Specced, ABC):
     settles: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     matrices: ClassVar[bool] = False
+    family: ClassVar[str] = "others"  # with which it is listed
     summary: ClassVar[str]  # one line: what it is for
 
     @property
@@ -241,11 +242,12 @@ class Wrapper(Scheme):
 
     scheme: Scheme
 
-    unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
-    rank_order, in_place, settles = (_of_inner(each) for each in ("rank_order", "in_place", "settles"))
-    shared_state, matrices = _of_inner("shared_state"), _of_inner("matrices")
-    wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
-    sized_by_numbers = _of_inner("sized_by_numbers")
+    if not TYPE_CHECKING:  # to a type checker they are what the base has
+        unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
+        rank_order, in_place, settles = (_of_inner(each) for each in ("rank_order", "in_place", "settles"))
+        shared_state, matrices = _of_inner("shared_state"), _of_inner("matrices")
+        wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
+        sized_by_numbers = _of_inner("sized_by_numbers")
 
     def init(self, name: str, like: Tensor, seed: int) -> dict[str, Tensor]:
         return self.scheme.init(name, like, seed)

@@ -66,7 +66,7 @@ def make(spec: str | Kind, base: type[Kind], known: Mapping[str, type[Kind]], *,
         raise ValueError(f"cannot read the {kind} {spec[:200]!r}; it looks like {example}, options by name")
     name = call.func.id.lower()
     if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}{_hint(name, known)}; known: {', '.join(known)}")
+        raise ValueError(f"unknown {kind} {name!r}{hint(name, known)}; known: {', '.join(known)}")
     return known[name](**_options(name, call.keywords, known[name]))
 
 
@@ -76,8 +76,8 @@ def _options(name: str, keywords: Iterable[ast.keyword], cls: type) -> dict[str,
     for keyword in keywords:
         if keyword.arg is None or keyword.arg not in accepted:
             listed = ", ".join(accepted) or "none"
-            hint = _hint(keyword.arg or "", accepted)
-            raise ValueError(f"{name} has no option {keyword.arg!r}{hint}; known: {listed}")
+            near = hint(keyword.arg or "", accepted)
+            raise ValueError(f"{name} has no option {keyword.arg!r}{near}; known: {listed}")
         try:
             options[keyword.arg] = ast.literal_eval(keyword.value)
         except _UNREADABLE:
@@ -88,6 +88,7 @@ def _options(name: str, keywords: Iterable[ast.keyword], cls: type) -> dict[str,
     return options
 
 
-def _hint(word: str, known: Iterable[str]) -> str:
+def hint(word: str, known: Iterable[str]) -> str:
+    """A question after the nearest name, to go into an error; nothing where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.request import Max, Mean, Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic, objects
-from thinwire.exchange.arithmetic import Route
+from thinwire.exchange.arithmetic import Link, Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.direct import Direct
 from thinwire.exchange.exchange import CPU, drive
@@ -48,10 +49,10 @@ class AllReduce:
         if route not in arithmetic.ROUTES:
             raise ValueError(f"route must be one of {', '.join(arithmetic.ROUTES)}, got {route!r}")
         self.route: Route = route
-        self.link = arithmetic.link_of(link)
-        self.transport = transport or Transport()
+        self.link: Link | None = arithmetic.link_of(link)
+        self.transport: Transport = transport or Transport()
         self.lane: Lane | None = None
-        self.device = CPU
+        self.device: torch.device = CPU
         self._brought = False
         self._direct: Direct | None = None
         self._let_go: Callable[[], object] | None = None
@@ -74,11 +75,11 @@ class AllReduce:
 
         On an accelerator none may: all that a device sends has one order, and so the group itself is in use.
         """
-        self.workers = dist.get_world_size(group)
-        self.worker = dist.get_rank(group)
+        self.workers: int = dist.get_world_size(group)
+        self.worker: int = dist.get_rank(group)
         self.device = device
         if device.type != "cpu":
-            self.group = group
+            self.group: dist.ProcessGroup = group
             return
         ranks = dist.get_process_group_ranks(group)
         everyone = len(ranks) == dist.get_world_size()
@@ -233,5 +234,5 @@ def streams(group: dist.ProcessGroup, device: torch.device) -> bool:
     return device.type == "cuda" and isinstance(group._get_backend(device), getattr(dist, "ProcessGroupNCCL", ()))
 
 
-def timeout_of(group: dist.ProcessGroup):
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
     return group._get_backend(device_of(group)).options._timeout

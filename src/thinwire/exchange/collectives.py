@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
@@ -27,7 +27,7 @@ class Collective(Protocol):
 
 
 # Renamed in PyTorch 2.13; the old name warns there and the new one is missing before.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 _TAG = 0x7477  # of our messages, on a group where users may send their own
 

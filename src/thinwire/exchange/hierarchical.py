@@ -63,7 +63,7 @@ class Hierarchical:
         whole: int | None = None,
         transport: Transport | None = None,
     ) -> None:
-        self.inside = schemes.codec(inside)
+        self.inside: Codec = schemes.codec(inside)
         if not self.inside.unbiased:
             known = "fp32, bf16, fp16, qsgd(bits=8)"
             raise ValueError(f"inside must be right on average, such as {known}; nobody remembers what {inside} loses")
@@ -72,10 +72,11 @@ class Hierarchical:
         for name, group in (("inner", inner), ("outer", outer)):
             if not hasattr(group, "rank"):  # what PyTorch gives those who are not in a group has none
                 raise ValueError(f"{name} must be a process group that this rank is in, got {group!r}")
-        self.transport = transport or Transport()
+        self.transport: Transport = transport or Transport()
         self.transport.ledger.add(bytes_sent_inside=0.0, bytes_sent_outside=0.0)
         self.lane: Lane | None = None
-        self._whole, self.whole = whole, whole or WHOLE
+        self._whole = whole
+        self.whole: int = whole or WHOLE
         self._given = (inner, outer)
         self._everyone = AllReduce(transport=self.transport)
         self._outer = AllReduce(route=route, link=link, transport=self.transport)
@@ -83,8 +84,8 @@ class Hierarchical:
         # two others on all workers.
         self._there, self._back = AllReduce(transport=self.transport), AllReduce(transport=self.transport)
         self._local, self._place = inner.size(), inner.rank()
-        self.workers = outer.size() * self._local
-        self.worker = outer.rank() * self._local + self._place
+        self.workers: int = outer.size() * self._local
+        self.worker: int = outer.rank() * self._local + self._place
         self._pieces: dict[str, list[parts.Piece]] = {}  # of every tensor, everybody's
         self._exact: Collection[str] = ()
         self._turns: deque[object] = deque()  # buckets that will be gathered, oldest first

@@ -18,7 +18,7 @@ from thinwire.core.request import Answer, Max, Mean, Request, Sum
 from thinwire.core.scheme import Scheme
 from thinwire.core.warmup import warm_up
 from thinwire.exchange import arithmetic
-from thinwire.exchange.arithmetic import Route
+from thinwire.exchange.arithmetic import Link, Route
 from thinwire.schemes import parse
 
 Named = Mapping[str, Tensor]
@@ -57,15 +57,15 @@ class Simulation:
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        self.scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
+        self.scheme: Scheme = wrap(warm_up(parse(scheme), warmup_steps, warmup_level), feedback, decay, residual)
         arithmetic.check_route(route, self.scheme)
         self.workers = workers
         self.route: Route = route
-        self.link = arithmetic.link_of(link)
+        self.link: Link | None = arithmetic.link_of(link)
         self.seed = seed
-        self.step = 0
-        self.bytes_sent = 0.0  # per worker, all steps: what AllReduce would send, averaged over the workers
-        self.memories = [Memory() for _ in range(workers)]
+        self.step: int = 0
+        self.bytes_sent: float = 0.0  # per worker, all steps: what AllReduce would send, averaged over the workers
+        self.memories: list[Memory] = [Memory() for _ in range(workers)]
         self._exempt = exempt
         self._exempted: dict[str, bool] = {}  # by name
         self._scratches = [Scratch() for _ in range(workers)]

@@ -13,7 +13,7 @@ class Transport:
     """
 
     def __init__(self, ledger: Ledger | None = None) -> None:
-        self.ledger = ledger or Ledger()
+        self.ledger: Ledger = ledger or Ledger()
 
     def start(self, collective: Collective) -> Started:
         """Start and count it; what to wait for."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from thinwire.core.ledger import Ledger
 from thinwire.exchange.objects import agree, digest
 from thinwire.exchange.transport import Transport
 from thinwire.gossip import graphs, mixers
@@ -80,7 +81,7 @@ class Gossip:
         )
         assert isinstance(own, dist.ProcessGroup)
         transport = transport or Transport()
-        self.ledger = transport.ledger
+        self.ledger: Ledger = transport.ledger
         self._wire: PointToPoint | None = PointToPoint(own, timeout_seconds=timeout_seconds, transport=transport)
         # Its thread starts when first used, and is joined in close() or, at the latest, at exit.
         self._lane = ThreadPoolExecutor(1, "thinwire-gossip")
@@ -109,8 +110,8 @@ class Gossip:
         if self._on_failure not in ("continue", "stop"):
             raise ValueError(f"on_failure must be 'continue' or 'stop', got {self._on_failure!r}")
         wire = self._connected()
-        self.mixer = mixers.parse(mixer)
-        self.graph = graphs.Schedule(graph, nodes=wire.ranks, mixer=self.mixer)
+        self.mixer: Mixer = mixers.parse(mixer)
+        self.graph: graphs.Schedule = graphs.Schedule(graph, nodes=wire.ranks, mixer=self.mixer)
         self._parameters = parameters_of(self._model)
         self._node = Node(self._parameters, number=wire.rank, mixer=self.mixer, seed=seed)
         steps = range(_STEPS_COMPARED if self.graph.varying else 1)

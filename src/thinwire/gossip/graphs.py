@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import networkx as nx
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from thinwire.gossip.mixer import Mixer
@@ -30,7 +31,7 @@ class Graph:
 
     def __init__(self, weights: Any, *, name: str = "custom", connected: bool = True):
         """`connected=False` allows a graph that falls apart, as one step of a varying graph may."""
-        self.weights = np.array(weights, dtype=np.float64)
+        self.weights: npt.NDArray[np.float64] = np.array(weights, dtype=np.float64)
         self.weights.setflags(write=False)
         self.name = name
         _check(self.weights)
@@ -110,7 +111,7 @@ class Graph:
         return f"Graph({self.name}: {size}, spectral gap {self.spectral_gap:.3g})"
 
 
-GraphLike: TypeAlias = "Graph | nx.Graph | np.ndarray | list[list[float]]"
+GraphLike: TypeAlias = "Graph | nx.Graph[Any] | np.ndarray | list[list[float]]"
 Varying: TypeAlias = Callable[[int], GraphLike]
 
 
@@ -131,7 +132,7 @@ class Schedule:
     """The graph of every step: always the same one, or what a function of the step says."""
 
     def __init__(self, graph: GraphLike | Varying, *, nodes: int, mixer: Mixer):
-        self.varying = callable(graph)
+        self.varying: bool = callable(graph)
         if self.varying and not mixer.varying:
             raise ValueError(f"{mixer.name} needs the same neighbours in every step; the graph given is a function")
         self._graph_of = graph if callable(graph) else None

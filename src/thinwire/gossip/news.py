@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 
 class News:
@@ -17,9 +18,10 @@ class News:
     """
 
     def __init__(self, rank: int, ranks: int):
-        self.rank, self.ranks = rank, ranks
-        self.nbytes = -(-ranks * ranks // 8)
-        self.told = np.zeros((ranks, ranks), dtype=bool)
+        self.rank: int = rank
+        self.ranks: int = ranks
+        self.nbytes: int = -(-ranks * ranks // 8)
+        self.told: npt.NDArray[np.bool_] = np.zeros((ranks, ranks), dtype=bool)
         self._heard = np.zeros((ranks, ranks), dtype=np.int64)  # in which round
         self._round = 0
 

@@ -26,18 +26,22 @@ class Node:
     def __init__(self, parameters: Mapping[str, Tensor], *, number: int, mixer: Mixer, seed: int):
         """Mixed in the widest of the parameters' dtypes, and in float32 where all are narrower."""
         dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
-        self.mixer, self.number, self.seed = mixer, number, seed
-        self.layout = Layout.of([(name, tuple(p.shape)) for name, p in parameters.items()])
+        self.mixer: Mixer = mixer
+        self.number: int = number
+        self.seed: int = seed
+        self.layout: Layout = Layout.of([(name, tuple(p.shape)) for name, p in parameters.items()])
         self._devices = {p.device for p in parameters.values() if p.is_cuda}
         # Pinned, so that a GPU copies from and to it by itself.
-        self.flat = torch.zeros(self.layout.numel, dtype=dtype, device="cpu", pin_memory=bool(self._devices))
-        self.views = {s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.layout.segments}
-        self.step = 0
-        self.equal = False  # all replicas are known to be equal, so that the next step has nothing to do
-        self.scratch = Scratch()
+        self.flat: Tensor = torch.zeros(self.layout.numel, dtype=dtype, device="cpu", pin_memory=bool(self._devices))
+        self.views: dict[str, Tensor] = {
+            s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.layout.segments
+        }
+        self.step: int = 0
+        self.equal: bool = False  # all replicas are known to be equal, so that the next step has nothing to do
+        self.scratch: Scratch = Scratch()
         self.rounds: dict[int, int] = {}  # rounds of messages had with each neighbour
         self._edges: dict[int, Memory] = {}
-        self.own = _memory(mixer.init(self))
+        self.own: Memory = _memory(mixer.init(self))
 
     def edge(self, neighbour: int) -> Memory:
         """What this node remembers of the edge, by parameter name."""

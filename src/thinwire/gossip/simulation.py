@@ -23,15 +23,15 @@ class GossipSimulation:
         seed: int = 0, equal: bool = False,
     ):  # fmt: skip
         """`equal`: the replicas start with the same weights, so the first mix() has nothing to do."""
-        self.mixer = mixers.parse(mixer)
-        self.graph = graphs.Schedule(graph, nodes=len(replicas), mixer=self.mixer)
+        self.mixer: Mixer = mixers.parse(mixer)
+        self.graph: graphs.Schedule = graphs.Schedule(graph, nodes=len(replicas), mixer=self.mixer)
         self._parameters = [parameters_of(replica) for replica in replicas]
-        self.nodes = [
+        self.nodes: list[Node] = [
             Node(parameters, number=number, mixer=self.mixer, seed=seed)
             for number, parameters in enumerate(self._parameters)
         ]
-        self.bytes_sent = 0
-        self.messages_sent = 0
+        self.bytes_sent: int = 0
+        self.messages_sent: int = 0
         if equal:
             for node, parameters in zip(self.nodes, self._parameters, strict=True):
                 node.start_equal(parameters)

@@ -30,8 +30,9 @@ class PointToPoint:
     """
 
     def __init__(self, group: dist.ProcessGroup, *, timeout_seconds: float, transport: Transport):
-        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.news = News(self.rank, self.ranks)
+        self.rank: int = dist.get_rank(group)
+        self.ranks: int = dist.get_world_size(group)
+        self.news: News = News(self.rank, self.ranks)
         self._group = group
         self._timeout_seconds = timeout_seconds
         self._transport = transport

@@ -67,7 +67,9 @@ class Thinwire(Callback):
     def __init__(
         self, scheme: str | Scheme, *, every: int | Callable[[int], int] | None = None, log: bool = True, **options: Any
     ) -> None:
-        self.scheme, self.every, self.log = parse(scheme), every, log
+        self.scheme: Scheme = parse(scheme)
+        self.every: int | Callable[[int], int] | None = every
+        self.log: bool = log
         target, own = (front.attach, {"model"}) if every is None else (LocalSteps, {"model", "optimizer", "scaler"})
         self._options = checked(options, target, frozenset(own | {"scheme"}))
         self.wire: ddp.Wire | fsdp.Replicas | fsdp.Shards | LocalSteps | None = None

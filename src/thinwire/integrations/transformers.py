@@ -40,7 +40,7 @@ class Thinwire(TrainerCallback):
     """
 
     def __init__(self, scheme: str | Scheme, *, log: bool = True, **options: Any) -> None:
-        self.scheme = parse(scheme)
+        self.scheme: Scheme = parse(scheme)
         self.log = log
         self.wire: ddp.Wire | fsdp.Replicas | fsdp.Shards | None = None
         self._options = checked(options, front.attach, frozenset({"model", "scheme"}))

@@ -46,24 +46,26 @@ class Anchor:
     def __init__(
         self, tensors: Mapping[str, Tensor], averaged: frozenset[str], *, parts: int, outer: Outer | MakeOuter
     ) -> None:
-        self.tensors = dict(tensors)
+        self.tensors: dict[str, Tensor] = dict(tensors)
         self.averaged = averaged
         wide = any(tensor.dtype is torch.float64 for tensor in tensors.values())
-        self.dtype = torch.float64 if wide else torch.float32
+        self.dtype: torch.dtype = torch.float64 if wide else torch.float32
         device = next(iter(tensors.values())).device
-        self.parts = [self._part(number, names, device) for number, names in enumerate(divide(tensors, parts))]
+        self.parts: list[Part] = [
+            self._part(number, names, device) for number, names in enumerate(divide(tensors, parts))
+        ]
         # One for all parts: while a part is under way, no other is.
         room = max(part.layout.numel for part in self.parts)
-        self.room = torch.zeros(room, dtype=self.dtype, device=device)
+        self.room: Tensor = torch.zeros(room, dtype=self.dtype, device=device)
         self._views: dict[str, Tensor] = {}
         for part in self.parts:
             for segment in part.layout.segments:
                 self._views[segment.name] = part.anchor[segment.start : segment.stop].view(segment.shape)
-        self.weights = {
+        self.weights: dict[str, nn.Parameter] = {
             name: nn.Parameter(view, requires_grad=False) for name, view in self._views.items() if name not in averaged
         }
         self.outer = outer
-        self.optimizer = outer(self.weights.values())
+        self.optimizer: torch.optim.Optimizer = outer(self.weights.values())
         if isinstance(outer, Outer):
             self._make_state()
         self.take_local()

@@ -112,14 +112,15 @@ class LocalSteps(Reducer):
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         averaged = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         made, plain = parse_outer(outer), parse(scheme)
-        self.anchor = Anchor(trained | averaged, frozenset(averaged), parts=parts, outer=made)
+        self.anchor: Anchor = Anchor(trained | averaged, frozenset(averaged), parts=parts, outer=made)
         self._choice = Choice(tuple(every)) if isinstance(every, Sequence) else None
         if self._choice is not None and (controller is None or not every):
             raise ValueError(f"every={every!r} is for a controller to choose from: give one, controller=")
         for length in self._choice.lengths if self._choice else ():
             Schedule(length, parts, delay)  # each must be possible
-        self.schedule = Schedule(self._chosen if isinstance(every, Sequence) else every, parts, delay)
-        self.mix, self.weighted = mix, weighted
+        self.schedule: Schedule = Schedule(self._chosen if isinstance(every, Sequence) else every, parts, delay)
+        self.mix: float = mix
+        self.weighted: bool = weighted
         super().__init__(
             self.anchor.like(), plain, group, exchange=exchange, controller=controller, feedback=feedback, decay=decay,
             residual=residual, exempt=lambda name, t: name in averaged or exempted(exempt, plain, name, t),
@@ -132,7 +133,7 @@ class LocalSteps(Reducer):
         self._dense = sum(shard(p).nbytes for p in trained.values())
         self._optimizer = optimizer
         self._told = (0, False)  # by this worker for the round under way: its attempts, and whether it is not finite
-        self.void_rounds = 0
+        self.void_rounds: int = 0
         self._flight: _Flight | None = None
         self._arrivals: Arrivals | None = None
         self._begin_together(module, group)

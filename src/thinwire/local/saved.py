@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.local.anchor import Anchor
 
 # What a state says of rounds, beside the anchor.
-KINDS = {
+KINDS: dict[str, type] = {
     "attempts": int, "round": int, "at": int, "made": list, "under_way": int, "left": int, "mean": Tensor,
     "void_rounds": int, "told": list,
 }  # fmt: skip

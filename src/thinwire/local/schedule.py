@@ -37,9 +37,11 @@ class Schedule:
     """
 
     def __init__(self, every: int | Callable[[int], int], parts: int, delay: int) -> None:
-        self.every, self.parts, self.delay = every, parts, delay
-        self.attempts = 0  # in all
-        self.made = [0] * parts  # since each part left last
+        self.every: int | Callable[[int], int] = every
+        self.parts: int = parts
+        self.delay: int = delay
+        self.attempts: int = 0  # in all
+        self.made: list[int] = [0] * parts  # since each part left last
         self.begin(0)
 
     def begin(self, round: int) -> None:
@@ -49,7 +51,9 @@ class Schedule:
             raise ValueError(f"every must be an integer, at least 1 and at least parts, {self.parts}; got {length!r}")
         if not isinstance(self.delay, int) or not 0 <= self.delay <= length // self.parts:
             raise ValueError(f"delay must be 0 .. {length // self.parts}, every / parts, got {self.delay!r}")
-        self.round, self.length, self.at = round, length, 0
+        self.round: int = round
+        self.length: int = length
+        self.at: int = 0  # attempts of the round
 
     def attempt(self) -> list[int]:
         """Count one; the parts that leave now."""

@@ -34,6 +34,7 @@ class _Cast(Codec):
     rank_order: ClassVar[bool] = False
     grain: ClassVar[int | None] = 8
     dtype: ClassVar[torch.dtype]
+    family: ClassVar[str] = "casts"
 
     def summed_as(self, dtype: torch.dtype, workers: int) -> torch.dtype | None:
         sent = self._sent(dtype)

@@ -35,6 +35,7 @@ class QSGD(Codec):
     range: str = "max"  # "norm": the paper's range, the block's 2-norm, for comparisons: far more error
 
     unbiased: ClassVar[bool] = True
+    family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "uniform stochastic quantisation, unbiased, no memory; the quantiser to compare with"
 
     def __post_init__(self) -> None:

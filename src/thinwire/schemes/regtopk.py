@@ -51,6 +51,7 @@ class RegTopK(Scheme):
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"accepted"})
+    family: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "Top-k that learns from what came back which elements cancel; the same bytes"
 
     def __post_init__(self) -> None:

@@ -65,6 +65,7 @@ class THC(Scheme):
 
     unbiased: ClassVar[bool] = False
     settles: ClassVar[bool] = True
+    family: ClassVar[str] = "integers"
     summary: ClassVar[str] = "integers that an all-reduce adds as they are, without decoding on the way"
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class TopK(Codec):
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
+    family: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "the largest elements with their places; few bytes for few workers"
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class Job:
         self.last = last
         self.result: Any = None
         self.error: BaseException | None = None
-        self.ended = False
+        self.ended: bool = False
         self.scratch: Scratch | None = None
         self.rounds: Rounds | None = None
         self.works: list[Started] = []

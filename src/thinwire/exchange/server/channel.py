@@ -34,7 +34,7 @@ class Channel:
     ) -> None:
         self.name = name
         self.peer = WORKER if serves else SERVER
-        self.timeout = datetime.timedelta(seconds=timeout)
+        self.timeout: datetime.timedelta = datetime.timedelta(seconds=timeout)
         with self.named_errors():
             self._pair = dist.ProcessGroupGloo(
                 dist.PrefixStore(key, store),

@@ -56,16 +56,16 @@ class ParameterServer:
         self.down = down
         self.goes_on = goes_on
         self._down = None if down == "same" else schemes.codec(down)
-        self.transport = transport or Transport()
+        self.transport: Transport = transport or Transport()
         self.lane: Lane | None = None
-        self.workers = len(ranks)
+        self.workers: int = len(ranks)
         self.worker = worker
-        self.place = worker  # among those that are left
+        self.place: int = worker  # among those that are left
         self._channels = list(channels)
         self._ranks = list(ranks)  # of the workers, in the whole job
         self._sequences = [0] * len(channels)
         self._described = [operations.Catalogue() for _ in channels]
-        self.owners = sharding.Owners(len(channels))
+        self.owners: sharding.Owners = sharding.Owners(len(channels))
         self._turn = 0
         self._works: list[Started] = []  # the last; were gloo's own thread the last to hold one, it would abort
         self._left = False

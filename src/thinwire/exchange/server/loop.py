@@ -51,8 +51,8 @@ class Server:
         memory_bytes: int,
         door: Door | None = None,
     ) -> None:
-        self.ledger = Ledger()
-        self.memory = Memory()
+        self.ledger: Ledger = Ledger()
+        self.memory: Memory = Memory()
         self._shared = shared
         self._stops = stops  # a lost worker ends the job for all
         self._timeout = timeout

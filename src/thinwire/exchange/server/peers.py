@@ -80,8 +80,8 @@ class Peer:
         self.worker = worker
         self.channel = channel
         self.asked: deque[Incoming] = deque()  # and not answered yet, oldest first
-        self.gone = ""  # why it is no longer counted on
-        self.heard = time.monotonic()
+        self.gone: str | None = ""  # why it is no longer counted on
+        self.heard: float = time.monotonic()
         self._inbox, self._pool, self._ledger = inbox, pool, ledger
         self._share, self._memory = share, memory
         self._owed = 0  # bytes of pushes whose answers have not left

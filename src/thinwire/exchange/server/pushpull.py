@@ -49,9 +49,9 @@ class PushPull:
         down: str,
         seed: int,
     ) -> None:
-        self.parameters = list(parameters)
-        self.memory = Memory()
-        self.step = 0
+        self.parameters: list[tuple[str, nn.Parameter]] = list(parameters)
+        self.memory: Memory = Memory()
+        self.step: int = 0
         self._exchange = exchange
         self._by_name = dict(self.parameters)
         self._codec, self._seed = codec, seed

@@ -30,7 +30,7 @@ class Owners:
 
     def __init__(self, servers: int):
         self.servers = servers
-        self.entries = [0] * servers
+        self.entries: list[int] = [0] * servers
         self._owner: dict[str, int] = {}
 
     def shards(self, layout: Layout, grain: int | None) -> list[Shard]:

@@ -89,9 +89,9 @@ class SharedWeights:
         if not isinstance(staleness, int) or staleness < 0:
             raise ValueError(f"staleness must be 0 or more steps, got {staleness!r}")
         self.staleness = staleness
-        self.version = 0
-        self.stalest = 0  # the oldest weights that any gradient was computed on, in steps
-        self.skipped = 0  # gradients that were not finite
+        self.version: int = 0
+        self.stalest: int = 0  # the oldest weights that any gradient was computed on, in steps
+        self.skipped: int = 0  # gradients that were not finite
         self.held: dict[int, Incoming] = {}  # who waits for weights
         self._make, self._make_schedule = optimizer, schedule
         self._weights: nn.Parameter | None = None

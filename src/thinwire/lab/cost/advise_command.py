@@ -18,8 +18,9 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.lab.cost import survey
 from thinwire.lab.cost.advise import Advice, Given, checked
 from thinwire.lab.cost.survey import Survey
+from thinwire.lab.defaults import DEFAULT_NETWORK
 from thinwire.lab.network import links
-from thinwire.lab.network.network import DEFAULT_NETWORK, Network
+from thinwire.lab.network.network import Network
 from thinwire.lab.runs import launch
 from thinwire.lab.runs.compare import parse_workers
 from thinwire.lab.runs.launch import Place

@@ -35,12 +35,12 @@ from thinwire.lab.cost.model import FLOATS, Host, Link, LinkCost, Message, Predi
 from thinwire.lab.cost.rehearsal import rehearse
 from thinwire.lab.cost.replay import predict, predict_rounds
 from thinwire.lab.cost.survey import Matrices
+from thinwire.lab.defaults import SIMULATED_WORKERS
 from thinwire.lab.runs import launch
 from thinwire.lab.runs.launch import Place
 from thinwire.lab.tasks import datasets, estimates, models
 from thinwire.lab.tasks.estimates import Named
 
-WORKERS = (8, 64, 512, 4096)
 AFFORDABLE_SECONDS = 2.0  # of one rehearsed or simulated step; beyond, numbers are extrapolated or left out
 AFFORDABLE_BYTES = 2**30  # of what one worker would receive in one rehearsed message
 ERROR_STEPS = 3  # the last counts: low-rank bases are warm by then
@@ -92,7 +92,7 @@ def simulate(
     schemes: Sequence[str],
     *,
     parameters: int,
-    workers: Sequence[int] = WORKERS,
+    workers: Sequence[int] = SIMULATED_WORKERS,
     compute_seconds: float = 0.0,
     bits_per_second: float = 1e10,
     latency_seconds: float = 2e-5,

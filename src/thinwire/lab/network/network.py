@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-DEFAULT_NETWORK = "auto:100mbit"
 MODES = ("none", "shaped", "paced", "auto")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

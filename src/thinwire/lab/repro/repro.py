@@ -10,30 +10,26 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from thinwire.core.spec import hint
 from thinwire.lab.repro.claims import Reproduction
+from thinwire.lab.repro.papers import PAPERS
 from thinwire.lab.runs.record import Record
-
-# Seeds of the quick and of the full version, unless given.
-SEEDS = {
-    "tnq": (2, 5), "regtopk": (2, 5), "utility": (1, 3), "powergossip": (2, 5), "mqgrad": (1, 8), "local": (1, 3),
-}  # fmt: skip
-NAMES = tuple(SEEDS)
 
 
 def run(
     name: str, *, quick: bool, seeds: int | None, data: Path | None, console: Console
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run one reproduction, or all; print the tables and claims of each and yield them, by its name."""
-    if name not in (*NAMES, "all"):
-        raise ValueError(f"unknown reproduction {name!r}; known: {', '.join(NAMES)}, all")
+    if name not in (*PAPERS, "all"):
+        raise ValueError(f"unknown reproduction {name!r}{hint(name, PAPERS)}; known: {', '.join(PAPERS)}, all")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    for each in NAMES if name == "all" else (name,):
-        module = importlib.import_module(f"thinwire.lab.repro.{each}")
+    for each in PAPERS if name == "all" else (name,):
+        paper, module = PAPERS[each], importlib.import_module(f"thinwire.lab.repro.{each}")
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task(each)
-            count = seeds or SEEDS[each][not quick]
+            count = seeds or (paper.quick_seeds if quick else paper.full_seeds)
 
             def tell(text: str, bar: TaskID = bar, progress: Progress = progress) -> None:
                 progress.update(bar, description=text)

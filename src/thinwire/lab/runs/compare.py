@@ -13,8 +13,9 @@ from typing import Protocol
 from rich.console import Console
 
 from thinwire import control
+from thinwire.lab.defaults import DEFAULT_EXCHANGES, DEFAULT_NETWORK, DEFAULT_OUTER, DEFAULT_TASKS, LONGER
 from thinwire.lab.network import links, shaped
-from thinwire.lab.network.network import DEFAULT_NETWORK, Network
+from thinwire.lab.network.network import Network
 from thinwire.lab.report import table
 from thinwire.lab.report.progress import LiveTable
 from thinwire.lab.runs import curves, timing
@@ -37,10 +38,6 @@ class Watcher(Protocol):
     def finished(self, run: Run) -> None: ...
 
 
-DEFAULT_TASKS = ("mlp(width=1024)",)
-DEFAULT_EXCHANGES = ("allreduce",)
-DEFAULT_OUTER = "nesterov(lr=0.7, momentum=0.8)"  # of local steps: chosen on other seeds than those compared on
-LONGER = 1.2  # so many times the steps of the others: a step of local steps teaches less, and costs far less
 LOCAL = ("allreduce", "qsgd(bits=4)", None, 8)  # the row of local steps where nothing is asked for
 
 

@@ -36,8 +36,8 @@ class OpenParameterServer(ParameterServer):
         transport: Transport | None = None,
     ) -> None:  # fmt: skip
         super().__init__([], range(job.first), worker, down=down, goes_on=True, transport=transport)
-        self.owners = sharding.Owners(job.servers)
-        self.room = job.room
+        self.owners: sharding.Owners = sharding.Owners(job.servers)
+        self.room: int = job.room
         self.newcomers: list[int] = []  # at the door, whom this worker is to let in
         self._notices, self._job = notices, job
         self._called: lane.Job | None = None
@@ -55,7 +55,7 @@ class OpenParameterServer(ParameterServer):
         inner = innermost(scheme)
         if isinstance(inner, Codec):
             operations.check_known(inner)
-        self.lane = Threaded(self.transport, f"thinwire-lane-{self.worker}")
+        self.lane: lane.Lane | None = Threaded(self.transport, f"thinwire-lane-{self.worker}")
 
     def agree(self, given: Mapping[str, str] | None) -> None:
         """Those who begin hear of each other; one who is late asks what the job has, and disturbs nobody."""
@@ -133,7 +133,8 @@ class OpenParameterServer(ParameterServer):
 
     def _roll(self, step: int) -> Rounds:
         heard, marks = yield from self._saying(Kind.ROLL, 0, size=self.room, step=step)
-        self.workers, self.place = heard.alive, heard.place
+        self.workers: int = heard.alive
+        self.place: int = heard.place
         # Whoever was first then lets them in, or nobody: a first that dies meanwhile may have let them in elsewhere.
         self.newcomers = marks.nonzero().view(-1).tolist() if heard.place == 0 else []
 

@@ -24,7 +24,7 @@ class Notices:
     """All that a worker needs to find a job, and a server to find a newcomer."""
 
     def __init__(self, store: dist.Store, timeout: float) -> None:
-        self.store = dist.PrefixStore("thinwire/late", store)
+        self.store: dist.Store = dist.PrefixStore("thinwire/late", store)
         self._timeout = datetime.timedelta(seconds=timeout)
 
     def announce(self, job: Job) -> None:
