@@ -187,9 +187,8 @@ class Reducer:
             return
         assert layout is not None and self.exchange.lane is not None
         if layout.numel != buffer.numel():
-            raise ValueError(
-                f"a bucket of {buffer.numel()} elements is said to hold {layout.numel}: {layout.names[:3]}"
-            )
+            names, numel = layout.names[:3], buffer.numel()
+            raise ValueError(f"a bucket of {numel} elements is said to hold {layout.numel}: {names}")
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
         about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
         begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)
@@ -341,9 +340,7 @@ class Reducer:
             which then holds all workers' residuals; "first": on the first alone, which writes it.
         """
         if gather not in (False, True, "first"):
-            raise ValueError(
-                f"gather must be False, True (on every rank) or 'first' (on the first rank), got {gather!r}"
-            )
+            raise ValueError(f"gather must be False, True (on every rank) or 'first' (on the first), got {gather!r}")
         if gather and workers is not None:
             raise ValueError("gather= is of what there is, workers= of what is to be filled: give one of them")
         state = self._state(workers)
