@@ -8,7 +8,7 @@ from helpers.runs import made_up
 from thinwire.lab.runs import compare as module
 from thinwire.lab.runs import curves, timing
 from thinwire.lab.runs.compare import compare
-from thinwire.lab.runs.record import RunPlan
+from thinwire.lab.runs.record import CurvePoint, Run, RunPlan
 from thinwire.lab.runs.run import execute
 
 TASK = "regression(steps=8, evaluate_every=1)"
@@ -83,3 +83,26 @@ def test_a_failure_on_either_side_fails_the_run():
     trained, broken = made_up("fp16", 1.0, [0.9]), made_up("fp16", 1.0, [0.9], reason="worker 1 was killed")
     assert timing.composed(trained, [trained, broken]).reason == "worker 1 was killed"
     assert timing.composed(broken, [trained]).reason == "worker 1 was killed"
+
+
+def test_bytes_are_those_of_training_unless_only_a_link_counts_them():
+    """A few steps of streaming may end with a part under way, and so count one too few."""
+    totals = {
+        "steps": 10.0,
+        "rounds": 5.0,
+        "seconds": 1.0,
+        "bytes_sent": 1000.0,
+        "bytes_dense": 4000.0,
+        "messages": 20.0,
+    }
+    point = CurvePoint(step=10, seconds=1.0, bytes_sent=1000.0, loss=0.5, score=0.5)
+    trained = Run(RunPlan(TASK, "fp16", 0), "loss", False, None, 10, [point], totals)
+    few = {"steps": 2.0, "rounds": 1.0, "seconds": 4.0, "bytes_sent": 150.0, "bytes_dense": 800.0, "messages": 3.0}
+    link = replace(trained.plan, network="shaped:1mbit")
+    timed = replace(trained, plan=link, totals=few | {"interface_bytes": 170.0, "ledger_bytes": 150.0})
+    found = timing.composed(trained, [timed])
+    assert found.totals["seconds"] == found.curve[0].seconds == 20.0
+    assert found.totals["bytes_sent"] == found.curve[0].bytes_sent == 1000.0 and found.totals["messages"] == 20.0
+    metered = replace(timed, totals=few | {"interface_bytes": 170.0})
+    found = timing.composed(trained, [metered])
+    assert found.totals["bytes_sent"] == found.curve[0].bytes_sent == 750.0

@@ -16,6 +16,8 @@ from thinwire.lab.runs.topology import ServerTopology, parse_topology
 
 STEPS = 8  # on the clock, or as many more as make whole rounds of local steps
 WARM_STEPS = 2  # before them: DDP makes its buckets anew after the first, memory is touched for the first time
+WHOLE = ("steps", "rounds", "vnmse")  # totals that are those of training
+COUNTED = ("bytes_sent", "bytes_dense", "messages")  # where all is counted: a few steps may end with a part under way
 TURNS = 2  # each link is timed so often under every scheme, in turn, so that what disturbs for a while disturbs all
 
 
@@ -50,10 +52,20 @@ def composed(trained: Run, timed: Sequence[Run]) -> Run:
     def per_step(name: str) -> float:
         return mean(run.totals[name] / run.totals["steps"] for run in timed)
 
+    known = _in_ledger(timed[0])
     curve = [
-        replace(point, seconds=point.step * per_step("seconds"), bytes_sent=point.step * per_step("bytes_sent"))
+        replace(
+            point,
+            seconds=point.step * per_step("seconds"),
+            bytes_sent=point.bytes_sent if known else point.step * per_step("bytes_sent"),
+        )
         for point in trained.curve
     ]
     totals = {name: trained.steps * per_step(name) for name in timed[0].totals}
-    whole = {name: trained.totals[name] for name in ("steps", "rounds", "vnmse") if name in trained.totals}
+    whole = {name: trained.totals[name] for name in (*WHOLE, *(COUNTED if known else ())) if name in trained.totals}
     return replace(trained, plan=plan, curve=curve, totals=totals | whole)
+
+
+def _in_ledger(run: Run) -> bool:
+    """Whether workers count what they send, all of it, on every link alike; else only a link's interface does."""
+    return "interface_bytes" not in run.totals or "ledger_bytes" in run.totals
