@@ -16,6 +16,7 @@ import thinwire as tw
 from helpers.gradients import gradient
 from helpers.world import run_world
 from thinwire.core import parts
+from thinwire.exchange import collectives
 from thinwire.reducer import Reducer
 from thinwire.schemes import parse
 
@@ -211,8 +212,13 @@ def _rows(tensor: Tensor, piece: parts.Piece) -> Tensor:
 
 
 def count_what_torch_is_given() -> list[int]:
-    """Counted where torch.distributed itself hands tensors to a group: {its method: which argument is given}."""
+    """Counted where torch.distributed itself hands tensors to a group: {its method: which argument is given}.
+
+    An all-to-all is messages to all others, which are counted one by one; what a worker has for itself is given to
+    nobody, and is what the rest leaves of the whole.
+    """
     given: list[int] = []
+    count_messages(given)
     for method, which in {"allreduce": 0, "all_gather_single": 1, "all_to_all_single": 1}.items():
         plain = getattr(dist.ProcessGroup, method)
 
@@ -223,3 +229,20 @@ def count_what_torch_is_given() -> list[int]:
 
         setattr(dist.ProcessGroup, method, counted)
     return given
+
+
+def count_messages(given: list[int]) -> None:
+    send, exchange = dist.ProcessGroup.send, collectives._exchange
+    sent: list[int] = []
+
+    def sending(group, tensors, *to):
+        sent.append(sum(each.nbytes for each in tensors))
+        return send(group, tensors, *to)
+
+    def exchanging(outgoing, incoming, worker, group):
+        sent.clear()
+        works = exchange(outgoing, incoming, worker, group)
+        given.append(sum(sent) + outgoing[worker].nbytes)
+        return works
+
+    dist.ProcessGroup.send, collectives._exchange = sending, exchanging

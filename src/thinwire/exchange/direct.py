@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.core.scheme import Scheme
+from thinwire.exchange import left
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Started
 from thinwire.exchange.lane import Done
 from thinwire.exchange.transport import Transport
@@ -77,9 +78,8 @@ class Direct:
         self._encode_seconds = 0.0
         self._waited_seconds = 0.0  # in the middle of backward
         self._travelling: deque[_Travelling] = deque()  # oldest first
-        # The group's thread lets go of a work a moment after the answer. Were nobody else left to hold its tensors but
-        # Python, it would need the interpreter for that, and at exit that aborts. Buckets are held by DDP. For what was
-        # made of them here, works are held until the next step's are answered, or for good if nobody waited for them.
+        # Buckets are held by DDP. For what was made of them here, works are held until the next step's are answered, or
+        # for good if nobody waited for them: see `left`.
         self._answered: list[Started] = []
         self._abandoned: list[Started] = []
 
@@ -109,6 +109,8 @@ class Direct:
     def close(self) -> None:
         """Fail what is under way. Safe to call twice."""
         self._fail(RuntimeError("this wire is closed"))
+        left.add(self._answered, self._abandoned)
+        self._answered, self._abandoned = [], []
 
     def _kind(self, tensor: Tensor) -> _Kind:
         workers = self._group.size()

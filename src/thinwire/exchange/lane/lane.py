@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeAlias
 
 from thinwire.core.bucket import Scratch
+from thinwire.exchange import left
 from thinwire.exchange.collectives import Collective, Started
 from thinwire.exchange.transport import Transport
 
@@ -59,10 +60,10 @@ class Lane(ABC):
         self._active: deque[Job] = deque()  # oldest first
         self._scratches: list[Scratch] = []
         self._place = 0  # of the next job in its step
-        # Works are held until others have been answered since, or for good if nobody waited for them: were the group's
-        # thread the last to hold one, it would need the interpreter to free its tensors, and at exit that aborts.
+        # Works are held until some of a later step are answered, or for good if nobody waited for them: see `left`.
         self._answered: list[Started] = []
         self._abandoned: list[Started] = []
+        self._begins = True  # no work of this step has been answered
 
     @abstractmethod
     def submit(self, begin: Callable[[Scratch], Rounds], *, last: bool, done: Done, here: bool = False) -> Job:
@@ -74,6 +75,11 @@ class Lane(ABC):
     @abstractmethod
     def close(self) -> None:
         """Fail what is under way. Safe to call twice."""
+
+    def _leave(self) -> None:
+        """Let go of all works; the end of `close`."""
+        left.add(self._answered, self._abandoned)
+        self._answered, self._abandoned = [], []
 
     def catch_up(self) -> None:  # noqa: B027 - a CPU's are known at once
         """Have the ledger know all seconds that are known by now. Nobody is waited for."""
@@ -91,6 +97,7 @@ class Lane(ABC):
     def _memory_for(self, job: Job) -> Scratch:
         """Best what the job at this place of the step had in the step before: it has the right sizes already."""
         place, self._place = self._place, 0 if job.last else self._place + 1
+        self._begins = self._begins or place == 0
         taken = [each.scratch for each in self._active]
         free = [scratch for scratch in self._scratches if scratch not in taken]
         if not free:
@@ -106,7 +113,8 @@ class Lane(ABC):
         for work in job.works:
             work.wait()
         if job.works:
-            self._answered, job.works = job.works, []
+            self._answered = job.works if self._begins else self._answered + job.works
+            self._begins, job.works = False, []
         answered = self._moment()
         wanted, result = None, None
         try:

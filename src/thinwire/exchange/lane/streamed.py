@@ -103,6 +103,7 @@ class Streamed(Lane):
         self._closed = True
         if self._active:
             self._fail(RuntimeError("the lane was closed in the middle of a step"), None)
+        self._leave()
 
 
 class CudaSide:

@@ -58,6 +58,7 @@ class Threaded(Lane):
         self._inbox.close()
         if threading.get_ident() not in (self._thread.ident, self._inbox.doing):  # by a signal, in the middle of a job
             self._thread.join()
+            self._leave()
 
     def _take(self, job: Job) -> None:
         """One slot; after the last of a step, all that is left of the step."""
