@@ -20,7 +20,7 @@ def seconds(route, link, workers):
     around = workers - 1
     if route == "gather":
         return around * (link.latency + arithmetic.aligned(codec.nbytes(BUCKET.layout, 4)) * 8 / link.bandwidth)
-    parts = arithmetic.part_bytes(codec, BUCKET.layout.split(workers, codec.grain), 4)
+    parts = arithmetic.part_bytes(codec, BUCKET.layout, workers, 4)
     there = link.latency + (sum(parts) - min(parts)) * 8 / link.bandwidth
     return there + around * (link.latency + max(parts) * 8 / link.bandwidth)
 

@@ -214,13 +214,11 @@ def _fetches(name, args, kwargs, here):
 
 
 def _written(func, args, kwargs):
+    by_name = [(each, kwargs[each.name]) for each in func._schema.arguments if each.name in kwargs]
     found = []
-    for argument, value in [*zip(func._schema.arguments, args, strict=False)]:
+    for argument, value in [*zip(func._schema.arguments, args, strict=False), *by_name]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             found += value if isinstance(value, list | tuple) else [value]
-    for argument in func._schema.arguments:
-        if argument.name in kwargs and argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(kwargs[argument.name])
     return found
 
 

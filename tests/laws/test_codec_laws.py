@@ -7,7 +7,9 @@ from helpers.gradients import gradient
 from helpers.specs import every_spec
 from thinwire.core.bucket import Bucket
 from thinwire.core.layout import Layout
+from thinwire.core.request import Mean
 from thinwire.core.scheme import Codec
+from thinwire.exchange import arithmetic
 from thinwire.schemes import parse
 
 CODECS = [spec for spec in every_spec() if isinstance(parse(spec), Codec)]
@@ -73,3 +75,29 @@ def test_a_bucket_cut_at_the_grain_decodes_to_the_same(spec):
                 assert segment.name in torn
                 seen = True
     assert seen == codec.per_tensor, f"{spec} has no scales of whole tensors, though it says so"
+
+
+@pytest.mark.parametrize("spec", [spec for spec in CODECS if parse(spec).grain])
+def test_messages_about_parts_are_the_same_whether_made_at_once_or_one_by_one(spec, monkeypatch):
+    codec = parse(spec)
+    layout = Layout.of([("a", (3001,)), ("b", (3, 5)), ("c", (70, 130))])
+    found = []
+    for short in (0, arithmetic.SHORT):
+        monkeypatch.setattr(arithmetic, "SHORT", short)
+        bucket = Bucket(gradient(layout.numel), layout, worker=2, step=3, seed=4, lost=torch.zeros(layout.numel))
+        mean = Mean(codec, bucket, codec.level)
+        lengths = arithmetic.part_bytes(codec, layout, 7, codec.level)
+        out = torch.full((sum(lengths),), 0xFF, dtype=torch.uint8)
+        arithmetic.encode_parts(mean, 7, out)
+        padded = torch.zeros(7, max(lengths), dtype=torch.uint8)
+        for row, message in zip(padded, out.split(lengths), strict=True):
+            row[: len(message)] = message
+        arithmetic.decode_parts(mean, 7, padded.view(-1))
+        found.append((out, bucket.lost, bucket.target))
+    for one_by_one, at_once in zip(*found, strict=True):
+        assert torch.equal(one_by_one, at_once)
+
+
+def test_some_messages_are_made_at_once():
+    at_once = {parse(spec).name for spec in CODECS if parse(spec).blockwise}
+    assert at_once >= {"qsgd", "nuqsgd", "tnq", "tq", "nq"}

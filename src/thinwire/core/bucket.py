@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -128,18 +129,18 @@ class Bucket:
 
     def split(self, parts: int, grain: int) -> list[Bucket]:
         """The bucket as `parts` buckets over the same memory, cut as `Layout.split` cuts."""
-        pieces, start = [], 0
-        for layout in self.layout.split(parts, grain):
-            stop = start + layout.numel
-            pieces.append(
-                replace(
-                    self,
-                    flat=self.flat[start:stop],
-                    layout=layout,
-                    lost=None if self.lost is None else self.lost[start:stop],
-                    out=None if self.out is None else self.out[start:stop],
-                    owed=None if self.owed is None else self.owed[start:stop],
-                )
-            )
-            start = stop
-        return pieces
+        return [self.part(number, parts, grain) for number in range(parts)]
+
+    def part(self, number: int, parts: int, grain: int) -> Bucket:
+        """One of those."""
+        layouts = self.layout.split(parts, grain)
+        starts = self.layout.once(("starts", parts, grain), lambda: [0, *accumulate(each.numel for each in layouts)])
+        start, stop = starts[number], starts[number + 1]
+        return replace(
+            self,
+            flat=self.flat[start:stop],
+            layout=layouts[number],
+            lost=None if self.lost is None else self.lost[start:stop],
+            out=None if self.out is None else self.out[start:stop],
+            owed=None if self.owed is None else self.owed[start:stop],
+        )

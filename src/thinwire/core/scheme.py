@@ -160,6 +160,7 @@ class Codec(Scheme):
     rank_order: ClassVar[bool] = True
     grain: ClassVar[int | None] = None  # a bucket may be cut every so many elements of a tensor; None: never
     per_tensor: ClassVar[bool] = False  # scales are of whole tensors: where a bucket is cut, of each part by itself
+    blockwise: ClassVar[bool] = False  # each field of a payload is those of the bucket's parts end to end, cut by grain
 
     @abstractmethod
     def nbytes(self, layout: Layout, level: float) -> int:
@@ -184,11 +185,15 @@ class Codec(Scheme):
             self.decode_add(data, layout, level, out, weight)
         return False
 
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+        """Views of what a payload consists of: scales, codes and the like."""
+        return (data,)
+
     def fields_of(self, datas: Sequence[Tensor], layout: Layout, level: float) -> list[tuple[Tensor, ...]]:
-        """Each field of several payloads, by the codec's own `_fields`."""
+        """Each field of several payloads."""
         for data in datas:
             self.check_size(data, layout, level)
-        return list(zip(*(self._fields(data, layout) for data in datas), strict=True))  # type: ignore[attr-defined]
+        return list(zip(*(self.fields(data, layout) for data in datas), strict=True))
 
     def check_size(self, data: Tensor, layout: Layout, level: float) -> None:
         """Raise ValueError unless `data` is as long as a payload of this layout: what every decoder asks first."""

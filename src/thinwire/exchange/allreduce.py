@@ -166,12 +166,10 @@ class AllReduce:
         """1. encode each part; 2. all-to-all; 3. the owner adds and encodes again; 4. all-gather; 5. decode."""
         codec, bucket, level = mean.codec, mean.bucket, mean.level
         assert codec.grain is not None
-        parts = bucket.split(self.workers, codec.grain)
-        sizes = arithmetic.part_bytes(codec, [part.layout for part in parts], level)
+        sizes = arithmetic.part_bytes(codec, bucket.layout, self.workers, level)
         outgoing = _bytes(bucket, "payload", sum(sizes))
-        for part, data in zip(parts, outgoing.split(sizes), strict=True):
-            codec.encode_padded(part, level, data, mean.encode)
-        mine, size = parts[self.worker], sizes[self.worker]
+        arithmetic.encode_parts(mean, self.workers, outgoing)
+        mine, size = bucket.part(self.worker, self.workers, codec.grain), sizes[self.worker]
         incoming = _bytes(bucket, "incoming", size * self.workers)
         yield [AllToAll(incoming, outgoing, [size] * self.workers, sizes, self.worker, self.group)]
 
@@ -181,8 +179,7 @@ class AllReduce:
         all_ = _bytes(bucket, "gathered", max(sizes) * self.workers)
         yield [AllGathered(all_, again, self.group)]
 
-        for part, data in zip(parts, all_.split(max(sizes)), strict=True):
-            bucket.verdict.add(arithmetic.add_payloads(codec, part.layout, level, [data], 1.0, part.target))
+        bucket.verdict.add(arithmetic.decode_parts(mean, self.workers, all_))
         return bucket.target
 
     def _integer_sum(self, request: Sum, scratch: Scratch) -> Rounds:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from thinwire import kernels
@@ -22,6 +23,7 @@ from thinwire.core.scheme import Codec, Scheme, innermost
 Route: TypeAlias = Literal["auto", "gather", "two-shot"]
 ROUTES = ("auto", "gather", "two-shot")
 ALIGN = 16  # parts begin at multiples of this many bytes, so that float32 fields inside them can be viewed
+SHORT = 1 << 18  # elements: about what encoding a part costs beyond its elements, against copying its message once
 
 
 class Link(NamedTuple):
@@ -72,14 +74,89 @@ def route_for(mean: Mean, route: Route, workers: int, link: Link | None = None) 
         return route
     assert codec.grain is not None
     gather = (workers - 1) * aligned(codec.nbytes(mean.bucket.layout, mean.level))
-    parts = part_bytes(codec, mean.bucket.layout.split(workers, codec.grain), mean.level)
+    parts = part_bytes(codec, mean.bucket.layout, workers, mean.level)
     two_shot = sum(parts) - min(parts) + (workers - 1) * max(parts)
     saved = gather - two_shot
     return "two-shot" if saved > (link.latency * link.bandwidth / 8 if link else 0) else "gather"
 
 
-def part_bytes(codec: Codec, layouts: Sequence[Layout], level: float) -> list[int]:
-    return [aligned(codec.nbytes(layout, level)) for layout in layouts]
+def part_bytes(codec: Codec, layout: Layout, parts: int, level: float) -> list[int]:
+    """How long the messages about each part of a bucket are, padding included."""
+    assert codec.grain is not None
+    layouts = layout.split(parts, codec.grain)
+    key = ("part bytes", codec, parts, level)
+    return layout.once(key, lambda: [aligned(codec.nbytes(each, level)) for each in layouts])
+
+
+def encode_parts(mean: Mean, parts: int, out: Tensor) -> None:
+    """The messages about each part of the bucket, as if each were encoded by itself, end to end, with padding."""
+    codec, bucket, level = mean.codec, mean.bucket, mean.level
+    assert codec.grain is not None
+    lengths = part_bytes(codec, bucket.layout, parts, level)
+    if mean.encode is not None or not _at_once(codec, bucket.layout, parts):
+        for part, data in zip(bucket.split(parts, codec.grain), out.split(lengths), strict=True):
+            codec.encode_padded(part, level, data, mean.encode)
+        return
+    whole, fields, paddings = _cut(mean, parts, out, lengths)
+    codec.encode(bucket, level, whole)
+    for field, pieces in fields:
+        torch.split_with_sizes_copy(field, [len(piece) for piece in pieces], out=pieces)
+    for padding in paddings:
+        padding.zero_()
+
+
+def decode_parts(mean: Mean, parts: int, data: Tensor) -> bool:
+    """The bucket's target = what the messages about its parts say, which are padded to one length, end to end.
+
+    Whether it is surely finite.
+    """
+    codec, bucket, level = mean.codec, mean.bucket, mean.level
+    assert codec.grain is not None
+    lengths = [data.numel() // parts] * parts
+    if not _at_once(codec, bucket.layout, parts):
+        layouts = bucket.layout.split(parts, codec.grain)
+        targets = bucket.target.split([layout.numel for layout in layouts])
+        said = [
+            add_payloads(codec, layout, level, [message], 1.0, target)
+            for layout, message, target in zip(layouts, data.split(lengths), targets, strict=True)
+        ]
+        return all(said)
+    whole, fields, _ = _cut(mean, parts, data, lengths)
+    for field, pieces in fields:
+        torch.cat(pieces, out=field)
+    return codec.decode_sum([whole], bucket.layout, level, bucket.target, 1.0)
+
+
+def _at_once(codec: Codec, layout: Layout, parts: int) -> bool:
+    """Whether one message about the whole bucket, cut up, costs less than a call for each part."""
+    return codec.blockwise and parts > 2 and 0 < layout.numel < parts * SHORT
+
+
+def _cut(
+    mean: Mean, parts: int, data: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, list[tuple[Tensor, list[Tensor]]], list[Tensor]]:
+    """Memory for a message about the whole bucket; of each of its fields, the bytes there and, in `data`, which holds
+    messages about parts that are so long, those about every part; the paddings of those messages.
+    """
+    codec, layout, level = mean.codec, mean.bucket.layout, mean.level
+    assert codec.grain is not None
+    layouts = layout.split(parts, codec.grain)
+    key = ("fields", codec, parts, level)
+    sizes = layout.once(key, lambda: [_field_bytes(codec, each, level) for each in (layout, *layouts)])
+    whole = mean.bucket.scratch.take("whole", sum(sizes[0]), torch.uint8, data.device)
+    cuts = [size for each, length in zip(sizes[1:], lengths, strict=True) for size in (*each, length - sum(each))]
+    pieces = data.split(cuts)
+    step = len(sizes[0]) + 1
+    fields = [(field, list(pieces[at::step])) for at, field in enumerate(whole.split(sizes[0]))]
+    return whole, fields, [padding for padding in pieces[step - 1 :: step] if padding.numel()]
+
+
+def _field_bytes(codec: Codec, layout: Layout, level: float) -> list[int]:
+    """How long the fields of a message are, one after the other."""
+    message = torch.empty(codec.nbytes(layout, level), dtype=torch.uint8, device="meta")
+    sizes = [field.numel() * field.itemsize for field in codec.fields(message, layout)]
+    assert sum(sizes) == message.numel(), f"{codec.name}: a message is its fields, end to end"
+    return sizes
 
 
 def add_payloads(

@@ -163,7 +163,7 @@ class Simulation:
 
         assert codec.grain is not None
         parts = [request.bucket.split(self.workers, codec.grain) for request in requests]
-        sizes = arithmetic.part_bytes(codec, [part.layout for part in parts[0]], level)
+        sizes = arithmetic.part_bytes(codec, layout, self.workers, level)
         for owner in range(self.workers):
             datas = []
             for request, pieces in zip(requests, parts, strict=True):

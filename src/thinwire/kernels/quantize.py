@@ -55,7 +55,7 @@ def dequantize_uniform_add(
 ) -> None:
     """out += weight * value, for codes made by `quantize_uniform`."""
     check.within("bits", bits, 1, 8)
-    _check_decode(codes, starts, block, bits, radius, out)
+    _check_decode([codes], starts, block, bits, [radius], out)
     implementation(reference.dequantize_uniform_add, out.device, out.dtype, radius.dtype)(
         codes, starts, block, bits, radius, weight, out=out
     )
@@ -70,8 +70,7 @@ def dequantize_uniform_sum(
     Whether it is surely finite.
     """
     check.within("bits", bits, 1, 8)
-    for each_codes, each_radius in zip(codes, radius, strict=True):
-        _check_decode(each_codes, starts, block, bits, each_radius, out)
+    _check_decode(codes, starts, block, bits, radius, out)
     return implementation(reference.dequantize_uniform_sum, out.device, out.dtype, *(each.dtype for each in radius))(
         codes, starts, block, bits, radius, weight, out=out
     )
@@ -85,8 +84,7 @@ def dequantize_levels_sum(
 
     Whether it is surely finite.
     """
-    for each_codes, each_scale in zip(codes, scale, strict=True):
-        _check_decode(each_codes, starts, block, levels.bits, each_scale, out)
+    _check_decode(codes, starts, block, levels.bits, scale, out)
     return implementation(reference.dequantize_levels_sum, out.device, out.dtype, *(each.dtype for each in scale))(
         codes, starts, block, levels, scale, weight, out=out
     )
@@ -96,7 +94,7 @@ def dequantize_levels_add(
     codes: Tensor, starts: Tensor, block: int, levels: Levels, scale: Tensor, weight: float, *, out: Tensor
 ) -> None:
     """out += weight * value, for codes made by `quantize_levels`."""
-    _check_decode(codes, starts, block, levels.bits, scale, out)
+    _check_decode([codes], starts, block, levels.bits, [scale], out)
     implementation(reference.dequantize_levels_add, out.device, out.dtype, scale.dtype)(
         codes, starts, block, levels, scale, weight, out=out
     )
@@ -113,7 +111,9 @@ def _check_encode(x, starts, block, bits, ranges, keys, counters, out, lost) -> 
 
 
 def _check_decode(codes, starts, block, bits, ranges, out) -> None:
+    """Of several messages, each with its codes and its radius or scale."""
     check.flat("out", out, dtypes=_WORKING)
     blocks = check.blocks(starts, block, bits=bits, numel=out.numel())
-    check.flat("radius or scale", ranges, dtypes=_WORKING, like=out, numel=blocks.count)
-    check.flat("codes", codes, dtypes=(torch.uint8,), like=out, numel=blocks.packed)
+    for each_codes, each_ranges in zip(codes, ranges, strict=True):
+        check.flat("radius or scale", each_ranges, dtypes=_WORKING, like=out, numel=blocks.count)
+        check.flat("codes", each_codes, dtypes=(torch.uint8,), like=out, numel=blocks.packed)

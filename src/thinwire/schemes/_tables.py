@@ -40,6 +40,10 @@ class Grouped(Codec):
         return not self.block
 
     @property
+    def blockwise(self) -> bool:
+        return not self.per_tensor
+
+    @property
     def grain(self) -> int:
         return self.block or 8
 

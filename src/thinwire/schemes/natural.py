@@ -46,7 +46,7 @@ class Natural(Codec):
         return 4 * len(layout.segments) + layout.packed_bytes(0, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        scale, codes = self._fields(out, bucket.layout)
+        scale, codes = self.fields(out, bucket.layout)
         kernels.block_statistics(bucket.flat, bucket.layout.starts, 0, absmax=scale)
         mantissa, exponent = torch.frexp(scale)  # mantissa in [1/2, 1)
         above = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
@@ -60,14 +60,14 @@ class Natural(Codec):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
-        scale, codes = self._fields(data, layout)
+        scale, codes = self.fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         scale, codes = self.fields_of(datas, layout, level)
         return kernels.dequantize_levels_sum(codes, layout.starts, 0, _table(int(level)), scale, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 scale per tensor, then the packed codes."""
         scales = 4 * len(layout.segments)
         return data[:scales].view(torch.float32), data[scales:]

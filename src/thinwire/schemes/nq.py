@@ -49,7 +49,7 @@ class NQ(_tables.Grouped):
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)
-        radius, reach, codes = self._fields(out, layout)
+        radius, reach, codes = self.fields(out, layout)
         if self.block:
             kernels.block_statistics(bucket.flat, layout.starts, self.block, absmax=radius)
             kernels.quantize_levels(
@@ -66,7 +66,7 @@ class NQ(_tables.Grouped):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
         bits = int(level)
-        radius, reach, codes = self._fields(data, layout)
+        radius, reach, codes = self.fields(data, layout)
         if self.block:
             table = _tables.laplace_blocks(bits, self.block, math.inf)
             kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
@@ -80,7 +80,7 @@ class NQ(_tables.Grouped):
         table = _tables.laplace_blocks(int(level), self.block, math.inf)
         return kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """A float32 radius per group, for tensors the same again in scales, then the packed codes."""
         groups = layout.blocks(self.block)
         header = 4 * groups * (1 if self.block else 2)

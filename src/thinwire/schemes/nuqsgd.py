@@ -52,7 +52,7 @@ class NUQSGD(_tables.Grouped):
         return 4 * layout.blocks(self.block) + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        radius, codes = self._fields(out, bucket.layout)
+        radius, codes = self.fields(out, bucket.layout)
         if self.range == "norm":
             _tables.norms(bucket, self.block, radius)
         else:
@@ -64,7 +64,7 @@ class NUQSGD(_tables.Grouped):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
-        radius, codes = self._fields(data, layout)
+        radius, codes = self.fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, self.block, self._table(level), radius, weight, out=out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
@@ -75,7 +75,7 @@ class NUQSGD(_tables.Grouped):
     def _table(self, level: float) -> kernels.Levels:
         return _tables.signed(int(level), "halves")
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 range per group, then the packed codes."""
         scales = 4 * layout.blocks(self.block)
         return data[:scales].view(torch.float32), data[scales:]

@@ -35,6 +35,7 @@ class QSGD(Codec):
     range: str = "max"  # "norm": the paper's range, the block's 2-norm, for comparisons: far more error
 
     unbiased: ClassVar[bool] = True
+    blockwise: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "uniform stochastic quantisation, unbiased, no memory; the quantiser to compare with"
 
@@ -63,7 +64,7 @@ class QSGD(Codec):
         return 4 * layout.blocks(self.block) + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        radius, codes = self._fields(out, bucket.layout)
+        radius, codes = self.fields(out, bucket.layout)
         if self.range == "norm":
             _tables.norms(bucket, self.block, radius)
             kernels.quantize_levels(
@@ -79,7 +80,7 @@ class QSGD(Codec):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
-        radius, codes = self._fields(data, layout)
+        radius, codes = self.fields(data, layout)
         if self.range == "norm":
             table = _tables.signed(int(level), "even")
             kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
@@ -93,7 +94,7 @@ class QSGD(Codec):
             return kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
         return kernels.dequantize_uniform_sum(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """The payload's two fields: a float32 radius per block, then the packed codes."""
         scales = 4 * layout.blocks(self.block)
         return data[:scales].view(torch.float32), data[scales:]

@@ -37,7 +37,7 @@ class SignSGD(Codec):
         return 4 * len(layout.segments) + layout.packed_bytes(0, 1)
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        scale, codes = self._fields(out, bucket.layout)
+        scale, codes = self.fields(out, bucket.layout)
         flat = bucket.flat
         kernels.block_statistics(flat, bucket.layout.starts, 0, absmean=scale, owed=bucket.owed, total=flat)
         # Two levels, -scale and +scale, and the nearer one: the sign.
@@ -48,14 +48,14 @@ class SignSGD(Codec):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
-        scale, codes = self._fields(data, layout)
+        scale, codes = self.fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, 0, 1, scale, weight, out=out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         scale, codes = self.fields_of(datas, layout, level)
         return kernels.dequantize_uniform_sum(codes, layout.starts, 0, 1, scale, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 scale per tensor, then the packed signs."""
         scales = 4 * len(layout.segments)
         return data[:scales].view(torch.float32), data[scales:]

@@ -45,7 +45,7 @@ class TernGrad(Codec):
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         starts = bucket.layout.starts
-        radius, codes = self._fields(out, bucket.layout)
+        radius, codes = self.fields(out, bucket.layout)
         square = torch.empty_like(radius)
         kernels.block_statistics(bucket.flat, starts, 0, absmax=radius, square=square)
         if self.clip:
@@ -58,14 +58,14 @@ class TernGrad(Codec):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
-        radius, codes = self._fields(data, layout)
+        radius, codes = self.fields(data, layout)
         kernels.dequantize_levels_add(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         radius, codes = self.fields_of(datas, layout, level)
         return kernels.dequantize_levels_sum(codes, layout.starts, 0, _ternary(), radius, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per tensor, then the packed codes."""
         scales = 4 * len(layout.segments)
         return data[:scales].view(torch.float32), data[scales:]

@@ -109,7 +109,7 @@ class TNQ(_tables.Grouped):
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)
-        radius, shapes, codes = self._fields(out, layout)
+        radius, shapes, codes = self.fields(out, layout)
         group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
         torch.minimum(torch.mul(group.scale, self._threshold(bits), out=radius), group.largest, out=radius)
         if self.block:
@@ -127,7 +127,7 @@ class TNQ(_tables.Grouped):
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
         bits = int(level)
-        radius, shapes, codes = self._fields(data, layout)
+        radius, shapes, codes = self.fields(data, layout)
         if self.block:
             table = _tables.laplace_blocks(bits, self.block, self._threshold(bits))
             kernels.dequantize_levels_add(codes, layout.starts, self.block, table, radius, weight, out=out)
@@ -141,7 +141,7 @@ class TNQ(_tables.Grouped):
         table = _tables.laplace_blocks(int(level), self.block, self._threshold(int(level)))
         return kernels.dequantize_levels_sum(codes, layout.starts, self.block, table, radius, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         groups = layout.blocks(self.block)
         header = 4 * groups * (1 + self._shape_fields)
         numbers = data[:header].view(torch.float32)
@@ -225,7 +225,7 @@ class TNQ(_tables.Grouped):
 
         def counting(part: Bucket, level: float, out: Tensor) -> None:
             self.encode(part, level, out)
-            _, shapes, _ = self._fields(out, part.layout)
+            _, shapes, _ = self.fields(out, part.layout)
             fallbacks.add_((shapes[:, 1] == 0).sum())
 
         return (yield Mean(self, bucket, level, encode=counting))

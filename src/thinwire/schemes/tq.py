@@ -49,7 +49,7 @@ class TQ(_tables.Grouped):
         return 4 * layout.blocks(self.block) + layout.packed_bytes(self.block, int(level))
 
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
-        radius, codes = self._fields(out, bucket.layout)
+        radius, codes = self.fields(out, bucket.layout)
         group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
         torch.mul(group.scale, theory.uniform_threshold(int(level)), out=radius)
         torch.minimum(radius, group.largest, out=radius)
@@ -60,14 +60,14 @@ class TQ(_tables.Grouped):
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
         self.check_size(data, layout, level)
-        radius, codes = self._fields(data, layout)
+        radius, codes = self.fields(data, layout)
         kernels.dequantize_uniform_add(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         radius, codes = self.fields_of(datas, layout, level)
         return kernels.dequantize_uniform_sum(codes, layout.starts, self.block, int(level), radius, weight, out=out)
 
-    def _fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def fields(self, data: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """A float32 radius per group, then the packed codes."""
         scales = 4 * layout.blocks(self.block)
         return data[:scales].view(torch.float32), data[scales:]

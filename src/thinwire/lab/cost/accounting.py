@@ -39,9 +39,7 @@ class Accounting(Rehearsal):
             yield [AllGathered(_sized(size * self.workers), _sized(size), self.group)]
         else:
             assert codec.grain is not None
-            yield from self._two_shot_of(
-                arithmetic.part_bytes(codec, bucket.layout.split(self.workers, codec.grain), level)
-            )
+            yield from self._two_shot_of(arithmetic.part_bytes(codec, bucket.layout, self.workers, level))
         return bucket.target
 
     def _two_shot_of(self, sizes: Sequence[int]) -> Rounds:
