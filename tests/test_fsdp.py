@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import thinwire as tw
 from helpers.sharded import loss_of, meshes, sharded, transformer, whole
 from helpers.specs import every_spec
 from helpers.world import run_world
+from thinwire import units
 from thinwire.core.scheme import Codec
 from thinwire.schemes import parse
 
@@ -115,12 +117,10 @@ def test_parameters_without_a_gradient_are_left_alone(shards):
 
 REPLICAS = [("qsgd(bits=4)", "auto"), ("powersgd(factor_rank=2)", "auto"), ("topk(density=0.1)", "auto")]
 SHARDS = [("qsgd(bits=4)", "auto"), ("bf16", "auto"), ("signsgd", True)]
-CODECS = [spec for spec in every_spec() if isinstance(parse(spec), Codec)]
+CODECS = [spec for spec in every_spec() if isinstance(codec := parse(spec), Codec) and codec.linear]
 LONG = [
     pytest.param(2, [(spec, "auto") for spec in every_spec()], id="all replicas", marks=pytest.mark.full),
-    pytest.param(
-        4, [(s, True) for s in every_spec() if isinstance(parse(s), Codec)], id="all shards", marks=pytest.mark.full
-    ),
+    pytest.param(4, [(spec, True) for spec in CODECS], id="all shards", marks=pytest.mark.full),
 ]
 
 
@@ -309,6 +309,7 @@ def _refused():
     refuse(model, "signsgd")
     refuse(model, controller="uniform")
     refuse(model, exchange=tw.AllReduce(route="two-shot"))
+    refuse(model, "topk(mean='senders')", feedback=True)
     with tw.attach(model, "qsgd") as wire:
         refuse(model)
         with pytest.raises(ValueError, match="loss scale is not supported under FSDP2"):
@@ -322,6 +323,13 @@ def test_nobody_else_pays_for_importing_it():
     assert run.stdout.strip() == ""
 
 
+def test_the_versions_that_were_seen_and_another_with_other_names():
+    assert ".".join(torch.__version__.split(".")[:2]) in units.SEEN, "these tests are what seeing is: add it"
+    group = SimpleNamespace(**dict.fromkeys(units.PRIVATE[1:]))
+    with pytest.raises(ValueError, match=f"PyTorch 2.13; this is {torch.__version__[:4]}.* has no fsdp_params$"):
+        units.check_names(group, units.PRIVATE)
+
+
 def test_what_cannot_be_done_is_refused_with_what_can():
     for told in run_world(_refused, 2):
         assert 'mesh=mesh["shard"]' in told[0] and 'replicas=mesh["replicate"].get_group()' in told[0]
@@ -332,4 +340,5 @@ def test_what_cannot_be_done_is_refused_with_what_can():
         assert "needs feedback=True" in told[5]
         assert "no controller=" in told[6]
         assert "exchange must be AllReduce() or None" in told[7]
-        assert "attached already" in told[8]
+        assert "needs all of them at once" in told[8]
+        assert "attached already" in told[9]

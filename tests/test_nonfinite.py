@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire as tw
 from helpers.models import digest, mlp
-from helpers.specs import every_spec, saturates, sum_rounding
+from helpers.specs import every_spec, sum_rounding, telescopes
 from helpers.training import MANY_BUCKETS, assert_replicas_equal, loss_of
 from helpers.world import run_world
 
@@ -64,7 +64,7 @@ def test_nonfinite_gradients_are_seen_and_forgotten(feedback, poison):
             assert all(torch.isfinite(tensor).all() for tensor in memory), spec
         for step in range(3):
             assert_replicas_equal([outcome[3][step] for outcome in outcomes])
-        if feedback is True and not saturates(spec):
+        if feedback is True and telescopes(spec):
             # Correct, not just finite: what came and what is still owed make up the exact gradients.
             came = sum(outcomes[0][3][step][0] for step in range(3))
             owed = sum(outcome[5] - outcome[2] for outcome in outcomes) / 2

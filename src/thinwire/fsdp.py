@@ -191,7 +191,7 @@ def _check_shards(
     scheme: Scheme, exchange: Exchange | None, controller: object, feedback: str | bool, warmup_steps: int, decay: float
 ) -> None:
     """Raise ValueError for what only conversations can have. For those, `replicas=` is the way."""
-    asked = codec(scheme)
+    asked = codec(scheme, linear=True)
     if not asked.unbiased and feedback is not True:
         raise ValueError(
             f"{asked.name} errs the same way every time, so between shards it needs feedback=True: a residual of the "

@@ -206,7 +206,7 @@ class ServerOptimizer:
         for name, parameter in parameters:
             if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                 raise ValueError(f"servers keep weights in float32, so {name!r} cannot be {parameter.dtype}")
-        self._pushpull = PushPull(role.exchange, parameters, codec(scheme), casts[down], seed)
+        self._pushpull = PushPull(role.exchange, parameters, codec(scheme, linear=True), casts[down], seed)
         self.exchange: ParameterServer = role.exchange
         self._pushpull.pull(first=True)
 

@@ -1,4 +1,4 @@
-"""FSDP2 from the inside: the one place that touches what PyTorch keeps private. Written for, and tested with, 2.13."""
+"""FSDP2 from the inside: the one place that touches what PyTorch keeps private."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from thinwire.core.partition import Exempt, exempted
 from thinwire.core.parts import Piece, rows
 from thinwire.core.scheme import Scheme
 from thinwire.reducer import Reducer
+
+SEEN = ("2.13",)  # PyTorch's versions that this was tried with; others are taken as long as nothing is missing
+PRIVATE = (
+    "fsdp_params", "mesh_info", "mp_policy", "post_backward", "force_sum_reduction_for_comms",
+    "reduce_scatter_unused_params", "_reduce_scatter_comm", "_reduce_scatter_process_group",
+)  # fmt: skip
+PUBLIC = ("set_all_reduce_hook", "set_custom_reduce_scatter", "set_force_sum_reduction_for_comms")
 
 Derived = TypeVar("Derived")
 Reduce = Callable[[Tensor, Tensor], None]  # (output, input): what a reduce-scatter does
@@ -158,6 +165,7 @@ def units_of(model: FSDPModule) -> list[Unit]:
     found: dict[int, Unit] = {}
     for module in model.modules():
         if isinstance(module, FSDPModule):
+            check_names(module, PUBLIC)
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 if id(group) not in found:
                     _check(group)
@@ -184,7 +192,18 @@ def tensors_of(
     return tensors, lambda name, _: name in exact
 
 
+def check_names(thing: object, names: Sequence[str]) -> None:
+    """Raise ValueError where PyTorch calls something otherwise than in the versions that were seen."""
+    missing = [name for name in names if not hasattr(thing, name)]
+    if missing:
+        raise ValueError(
+            f"FSDP2 is taken as it is in PyTorch {', '.join(SEEN)}; this is {torch.__version__}, whose "
+            f"{type(thing).__name__} has no {', '.join(missing)}"
+        )
+
+
 def _check(group: Any) -> None:
+    check_names(group, PRIVATE)
     if isinstance(group.mesh_info, HSDPMeshInfo):
         raise ValueError(NATIVE)
     if not isinstance(group.mesh_info, FSDPMeshInfo):

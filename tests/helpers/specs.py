@@ -7,7 +7,11 @@ VARIANTS = {
     "qsgd": ("qsgd(bits=1)", "qsgd(bits=3, block=64)", "qsgd(bits=8)", "qsgd(bits=3, range='norm')"),
     "randomk": ("randomk(density=0.1, values='qsgd(bits=4)')",),
     "regtopk": ("regtopk(density=0.1, mu=4, denominator='current')", "regtopk(density=0.1, guard=1000)"),
-    "topk": ("topk(density=0.1, values='qsgd(bits=4)')", "topk(density=0.1, places='plain')"),
+    "topk": (
+        "topk(density=0.1, values='qsgd(bits=4)')",
+        "topk(density=0.1, places='plain')",
+        "topk(density=0.1, mean='senders')",
+    ),
     "topkc": ("topkc(density=0.2, chunk=8, values='fp32')", "topkc(density=0.2, chunk=8, shuffle=True)"),
     "tnq": (
         "tnq(bits=1)",
@@ -47,6 +51,11 @@ def by_scheme() -> dict[str, list[str]]:
 def saturates(spec: str) -> bool:
     """Whether running sums are clipped: that is no one worker's loss, and no error memory learns of it."""
     return getattr(parse(spec), "saturate", False)
+
+
+def telescopes(spec: str) -> bool:
+    """Whether what came and what is owed add up to what was given: not where sums are clipped, nor means over few."""
+    return not saturates(spec) and getattr(parse(spec), "linear", True)
 
 
 def sum_rounding(spec: str, exact: float) -> float:

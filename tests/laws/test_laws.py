@@ -156,6 +156,9 @@ def test_feedback_telescopes(spec, workers):
         exact = exact + sum(t.double() for t in tensors) / workers
     owed = sum(memory["tensor", "residual"].double() for memory in simulation.memories) / workers
     gap, scheme = (came + owed - exact).norm(), parse(spec)
+    if not getattr(scheme, "linear", True) and workers > 1:
+        assert gap > 0.1 * exact.norm()  # means over few are larger than what those few are owed
+        return
     if saturates(spec) and workers > 1:
         error = theory.saturation_error(theory.saturation_kappa(scheme.bits, workers), scheme.bits, workers)
         assert 0 < gap <= error**0.5 * exact.norm()

@@ -41,6 +41,13 @@ def test_the_mean_is_of_what_each_worker_kept():
     assert reduce("topk(density=0.5)", a, b).tolist() == [2.0, 1.5, 0.0, -8.0]
 
 
+def test_the_mean_may_be_over_those_who_sent_an_element():
+    a, b = torch.tensor([4.0, 1.0, 0.0, -8.0]), torch.tensor([0.0, 3.0, 2.0, -6.0])
+    assert reduce("topk(density=0.5, mean='senders')", a, b).tolist() == [4.0, 3.0, 0.0, -7.0]
+    with pytest.raises(ValueError, match="'workers' or 'senders'"):
+        tw.scheme("topk(mean='all')")
+
+
 @pytest.mark.parametrize("values, bytes_each", [("bf16", 2), ("fp16", 2), ("fp32", 4), ("fp64", 8)])
 def test_size_is_values_plus_places(values, bytes_each):
     layout = Layout.of([("a", (300, 100)), ("b", (70,))])

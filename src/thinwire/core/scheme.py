@@ -162,6 +162,11 @@ class Codec(Scheme):
     per_tensor: ClassVar[bool] = False  # scales are of whole tensors: where a bucket is cut, of each part by itself
     blockwise: ClassVar[bool] = False  # each field of a payload is those of the bucket's parts end to end, cut by grain
 
+    @property
+    def linear(self) -> bool:
+        """Whether several payloads come to what each says by itself, added up; else `decode_sum` needs them all."""
+        return True
+
     @abstractmethod
     def nbytes(self, layout: Layout, level: float) -> int:
         """The exact size of a payload."""

@@ -45,10 +45,15 @@ def parse(spec: str | Scheme) -> Scheme:
     return specs.make(spec, Scheme, registry(), kind="scheme", example="'qsgd(bits=4)'")
 
 
-def codec(spec: str | Scheme) -> Codec:
-    """The codec that `spec` describes; ValueError for schemes that are more than one message."""
+def codec(spec: str | Scheme, *, linear: bool = False) -> Codec:
+    """The codec that `spec` describes; ValueError for schemes that are more than one message.
+
+    linear: messages are added as they come, so those that mean something only all together are refused, too.
+    """
     parsed = parse(spec)
     if not isinstance(parsed, Codec):
         known = ", ".join(name for name, scheme in registry().items() if issubclass(scheme, Codec))
         raise ValueError(f"{parsed.spec} is a conversation of the whole group, not one message; accepted: {known}")
+    if linear and not parsed.linear:
+        raise ValueError(f"{parsed.spec}: here each message is added by itself, and it needs all of them at once")
     return parsed

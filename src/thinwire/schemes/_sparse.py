@@ -81,8 +81,13 @@ class Message:
         else:
             out[size:].copy_(places.view(torch.uint8))
 
-    def decode_add(self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float) -> bool:
-        """out += weight * the decoded message; whether all values are far from what float32 cannot hold."""
+    def decode_add(
+        self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float, senders: Tensor | None = None
+    ) -> bool:
+        """out += weight * the decoded message; whether all values are far from what float32 cannot hold.
+
+        senders: where given, counts how many messages each element was in.
+        """
         expected = self.nbytes(layout, count)
         if data.numel() != expected:
             raise ValueError(
@@ -98,7 +103,10 @@ class Message:
         values = workspace().take("sparse-decoded", count, out.dtype, out.device)
         self.values.decode_sum([data[:size]], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)
-        return moderate(values)
+        finite = moderate(values)
+        if senders is not None:
+            kernels.scatter_add(values.fill_(1), places, 1.0, senders)
+        return finite
 
     def _value_bytes(self, layout: Layout, count: int) -> int:
         return self.values.nbytes(kept_layout(layout, count), self.values.level)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.core.bucket import Bucket
+from thinwire.core.bucket import Bucket, workspace
 from thinwire.core.layout import Layout
 from thinwire.core.scheme import Codec, Knob
 from thinwire.schemes._sparse import Message, check_density, density_knob, kept
@@ -23,11 +23,16 @@ class TopK(Codec):
     1. Find the k largest |x|.  2. Send their values, and their places in few bits.  3. All else is lost.
 
     Workers choose different elements, so messages are gathered, not summed: traffic grows with the workers.
+
+    `mean="senders"`, after SparseLoCo's code: of every element the mean is over those who sent it. Where few chose the
+    same, that is up to as many times the mean over all as there are workers, and what is owed no longer adds up: made
+    for the weight changes of `LocalSteps`, where larger steps are an outer rate.
     """
 
     density: float = 0.01  # lower => fewer bytes, more error; of each bucket (one bucket: of the model)
     values: str = "bf16"  # bf16, fp16, fp32, fp64, or a quantiser's spec
     places: str = "coded"  # "plain" => 32 bits each, as Top-k is usually counted: a baseline, never better
+    mean: str = "workers"  # "senders" => of each element over those who sent it: larger steps, for local steps
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
@@ -37,6 +42,8 @@ class TopK(Codec):
 
     def __post_init__(self) -> None:
         check_density("topk", self.density)
+        if self.mean not in ("workers", "senders"):
+            raise ValueError(f"topk: mean must be over 'workers' or 'senders', got {self.mean!r}")
         _ = self._message
 
     @property
@@ -46,6 +53,10 @@ class TopK(Codec):
     @property
     def wide(self) -> bool:
         return self.values == "fp64"
+
+    @property
+    def linear(self) -> bool:
+        return self.mean == "workers"
 
     @property
     def knob(self) -> Knob:
@@ -66,6 +77,9 @@ class TopK(Codec):
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         out.zero_()
         count, finite = kept(level, layout.numel), True
+        senders = None if self.linear else workspace().take("senders", layout.numel, out.dtype, out.device).zero_()
         for data in datas:
-            finite &= self._message.decode_add(data, layout, count, out, weight)
+            finite &= self._message.decode_add(data, layout, count, out, weight, senders)
+        if senders is not None:
+            out.mul_(len(datas)).div_(senders.clamp_(min=1))
         return finite

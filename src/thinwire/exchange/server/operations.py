@@ -224,6 +224,9 @@ class DecodedMean(Operation):
                 self.codec.decode_add(data[:size], self.layout, asked.level, out, weight)
             except ValueError as error:
                 raise BadPayload(worker, str(error)) from error
+        if not self.codec.linear:  # now that each is known to be good
+            datas = [data[:size] for data in asked.payloads.values()]
+            self.codec.decode_sum(datas, self.layout, asked.level, out, weight)
 
     def _residual(self, memory: Memory, dtype: torch.dtype) -> Tensor:
         for segment in self.layout.segments:
