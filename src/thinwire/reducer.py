@@ -192,7 +192,8 @@ class Reducer:
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
         about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
         begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)
-        with self.exchange.transport.ledger.timed("exposed_seconds") if here else nullcontext():
+        timed = here and not self.exchange.lane.keeps_time
+        with self.exchange.transport.ledger.timed("exposed_seconds") if timed else nullcontext():
             self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended, here=here))
 
     def submit_nothing(self) -> None:
@@ -238,11 +239,11 @@ class Reducer:
 
     def settle(self) -> None:
         """Wait for all buckets that were submitted; raise what went wrong."""
-        if self._jobs:
+        if not all(job.ended for job in self._jobs):
             with self.exchange.transport.ledger.timed("exposed_seconds"):
                 for job in self._jobs:
                     job.wait()
-            self._jobs = []
+        self._jobs = []
         failed = self._failed
         if failed is not None:
             raise RuntimeError(f"the {self.subject} {self.step} could not be exchanged: {failed}") from failed

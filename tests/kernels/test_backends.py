@@ -10,7 +10,7 @@ from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, fast, implementation
 
 SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
-JUDGEMENTS = {"at_hand", "carried", "doubt", "seen_nonfinite", "spoil_", "warm_up"}  # whatever does the others
+JUDGEMENTS = {"at_hand", "carried", "doubt", "outlive", "seen_nonfinite", "spoil_", "warm_up"}  # whoever does them
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"dequantize_bank_add", "keep_finite_", "quantize_bank", "random_u32"}  # a device needs them
