@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers.played import SIDE, TRAINING, TooEarly, on_a_device
+from helpers.trace import overlapped
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Streamed
@@ -131,3 +132,14 @@ def test_two_lanes_of_one_device_start_in_the_order_of_their_jobs(monkeypatch):
             for name, lane, last in (("a", 0, False), ("x", 1, False), ("b", 0, True), ("y", 1, True)):
                 lanes[lane].submit(talk(name), last=last, done=lambda error: None)
             assert log == [("a", 0), ("x", 0), ("b", 0), ("a", 1), ("b", 1), ("y", 0), ("x", 1), ("y", 1)]
+
+
+def test_what_a_profiler_saw_is_read_for_the_tests_on_cards():
+    def kernel(stream, begin, length, name):
+        return {"cat": "kernel", "ts": begin, "dur": length, "name": name, "args": {"stream": stream}}
+
+    backward = [kernel(7, 10 * number, 9, "gemm") for number in range(10)]
+    begun = [kernel(13, 20, 2, "_quantize"), kernel(13, 95, 2, "_dequantize"), kernel(17, 23, 900, "ncclDevKernel")]
+    assert overlapped([*backward, *begun, {"cat": "cpu_op", "ts": 0}]) == {"encoded": 1, "sent": 1}
+    late = [kernel(13, 100, 2, "_quantize"), kernel(17, 103, 900, "ncclDevKernel")]
+    assert overlapped([*backward, *late]) == {"encoded": 0, "sent": 0}
