@@ -109,6 +109,16 @@ def test_every_scheme_on_a_device(spec, bad, monkeypatch):
     assert device.collectives and all(stream == SIDE for _, _, stream in device.collectives)
 
 
+@pytest.mark.parametrize("spec", [spec for spec in every_spec() if spec not in REFUSED])
+def test_every_scheme_with_the_other_feedback(spec, monkeypatch):
+    """Remembering what it loses where it need not, or not where it should."""
+    other = parse(spec).unbiased
+    wanted = expected(monkeypatch, spec, 2, feedback=other)
+    with monkeypatch.context() as patch, on_a_device(patch) as device:
+        found = train(wire(spec, Played(device, WORKERS), feedback=other), 2, device.bring)
+    same(found, wanted, spec)
+
+
 def test_whose_messages_are_as_long_as_the_gradients_have_it_is_refused(monkeypatch):
     """NCCL wants to be told how long, and would have to be kept waiting; this list is whole."""
     assert [spec for spec in every_spec() if parse(spec).sized_by_numbers] == REFUSED

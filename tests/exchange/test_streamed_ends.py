@@ -84,6 +84,23 @@ def test_memory_that_training_made_is_let_go_of_when_the_side_has_read_it(monkey
         training.add_(1)  # in memory of its own, which might have been theirs
 
 
+def test_the_same_where_buckets_are_made_anew(monkeypatch):
+    """As DDP does after its first step: what lay end to end is cut and laid otherwise."""
+    with monkeypatch.context() as patch, on_a_device(patch) as device:
+        memory, training = Memory(), torch.zeros(7)
+        device.bring(training)
+        for name in "abc":
+            memory.add(name, {"residual": torch.ones(4)})
+        device.bring(*(tensor for _, tensor in memory.items()))
+        for names in ("ab", "c", "bc", "a", "abc"):
+            with device.turn():
+                memory.flat("residual", Layout.of([(name, (4,)) for name in names])).add_(1)
+            gc.collect()
+            training.add_(1)
+        device.join()
+    assert [tensor.tolist() for _, tensor in memory.items()] == [[4.0] * 4] * 3
+
+
 def test_memory_that_is_let_go_of_too_early_is_found(monkeypatch):
     with monkeypatch.context() as patch, on_a_device(patch) as device:
         one, training = torch.ones(4), torch.zeros(7)

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from benchmarks import cubins
 from thinwire.kernels.backends import triton as backend
-from thinwire.kernels.backends.triton import launch
+from thinwire.kernels.backends.triton import launch, places
 
 INEXACT = ("fma.", ".ftz", "div.full", "approx", "mul.f32", "add.f32", "sub.f32")  # without .rn they may be fused
 HOT = (
@@ -192,6 +192,16 @@ def test_nothing_waits_and_fresh_memory_is_less_than_a_message(name):
     own += 4 * 3 * kernels.check.blocks(torch.tensor([0, numel]), 64).count if statistics else 0  # its results
     assert fresh.copied <= 2 * 8, "nothing but a key or two of the one tensor that there is"
     assert fresh.nbytes - own <= MESSAGE.get(name.split(",")[0], LEAST) * numel
+
+
+def test_tables_of_a_large_model_are_kept():
+    """One that is made makes the host wait: 160 buckets in 8 workers' parts, of which most hold other tensors."""
+    layouts = [torch.tensor([0, 1000 + number, 9000]) for number in range(160 * 8 * 3)]
+    for _ in range(2):
+        before = places._places.cache_info().misses
+        for starts in layouts:
+            places.places(starts, 64, torch.device("cpu"), width=64, rows=1)
+    assert places._places.cache_info().misses == before
 
 
 def test_looking_at_an_answer_waits():
