@@ -92,3 +92,40 @@ def test_two_cards_train_alike_and_nobody_waits(spec, backend, monkeypatch):
         told.append(json.loads(out.splitlines()[-1]))
     assert told[0]["bits"] == told[1]["bits"], "replicas must be the same to the bit"
     assert all(rank["last"] < rank["first"] and rank["bytes"] > 0 for rank in told)
+
+
+OVERLAPPED = """
+import json, os, sys, tempfile
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import thinwire as tw
+from helpers.trace import overlapped
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+net = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(12))).to(f"cuda:{rank}")
+model = DDP(net, device_ids=[rank], bucket_cap_mb=16)
+x = torch.randn(4096, 2048, device=f"cuda:{rank}")
+with tw.attach(model, sys.argv[1]) as wire:
+    for _ in range(4):
+        model(x).square().mean().backward()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        model(x).square().mean().backward()
+        torch.cuda.synchronize()
+with tempfile.TemporaryDirectory() as folder:
+    seen.export_chrome_trace(f"{folder}/trace.json")
+    print(json.dumps(overlapped(json.load(open(f"{folder}/trace.json"))["traceEvents"])))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+@pytest.mark.parametrize("spec", ["qsgd(bits=4)", "topk(density=0.05)", "powersgd(factor_rank=2)"])
+def test_encoding_and_sending_overlap_with_backward(spec):
+    for process in launch(OVERLAPPED, 2, spec):
+        code, out, err = outcome(process, 300)
+        assert code == 0, err
+        overlap = json.loads(out.splitlines()[-1])
+        assert overlap["encoded"] and overlap["sent"], "while training's own stream still had to do"

@@ -34,7 +34,7 @@ from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.collectives import nbytes_of
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import CudaStage, Done, Job, Rounds, Stage, staged
-from thinwire.exchange.simulation import rehearse
+from thinwire.exchange.rehearsal import rehearse
 from thinwire.schemes import parse
 from thinwire.steering import Measured, Steering, Turned
 
@@ -110,7 +110,8 @@ class Reducer:
                 kind = like(piece.like(tensors[piece.whole]), self.scheme, self.exchange.device)
                 self.memory.add(piece.name, self.scheme.init(piece.name, kind, seed))
         if self.exchange.device.type != "cpu":
-            rehearse(self.scheme, [tensors[piece.whole] for piece in own if piece.whole not in exact], seed)
+            levels = self.steering.controller.levels if self.steering and self.turned is self.scheme else [self.level]
+            rehearse(self.exchange, self.scheme, tensors, own, exact, levels, warmup_steps=warmup_steps, seed=seed)
         # Where all tensors are merely summed, nobody needs to know what lies where in a bucket.
         self.plain: bool = all(self._merely_summed(name, tensor) for name, tensor in tensors.items())
         self._direct = self.exchange.direct(self.scheme) if self.plain and self.waits else None
@@ -192,7 +193,8 @@ class Reducer:
         self.exchange.transport.ledger.add(bytes_dense=nbytes_of(buffer))
         about = partial(self._rounds, layout=layout, step=self.step, scale=self._current_scale())
         begin = partial(about, buffer) if self._stage is None else staged(self._stage, buffer, about)
-        with self.exchange.transport.ledger.timed("exposed_seconds") if here else nullcontext():
+        timed = here and not self.exchange.lane.keeps_time
+        with self.exchange.transport.ledger.timed("exposed_seconds") if timed else nullcontext():
             self._jobs.append(self.exchange.lane.submit(begin, last=last, done=ended, here=here))
 
     def submit_nothing(self) -> None:
@@ -238,13 +240,12 @@ class Reducer:
 
     def settle(self) -> None:
         """Wait for all buckets that were submitted; raise what went wrong."""
-        if self._jobs:
+        if not all(job.ended for job in self._jobs):
             with self.exchange.transport.ledger.timed("exposed_seconds"):
                 for job in self._jobs:
                     job.wait()
-            self._jobs = []
-        failed = self._failed
-        if failed is not None:
+        self._jobs = []
+        if failed := self._failed:
             raise RuntimeError(f"the {self.subject} {self.step} could not be exchanged: {failed}") from failed
 
     def end_step(self, *, silent: bool = False) -> None:

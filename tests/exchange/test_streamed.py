@@ -10,12 +10,10 @@ import torch.distributed as dist
 from helpers.gradients import gradient
 from helpers.played import SIDE, TRAINING, NoDevice, Played, TooEarly, _PlayedWork, on_a_device
 from helpers.specs import every_spec
-from thinwire import kernels
 from thinwire.core.feedback import Feedback
 from thinwire.core.layout import Layout
 from thinwire.exchange import allreduce
 from thinwire.exchange.lane import Streamed, Threaded
-from thinwire.exchange.simulation import rehearse
 from thinwire.exchange.transport import Transport
 from thinwire.kernels import backends
 from thinwire.lab.cost.rehearsal import Rehearsal
@@ -109,6 +107,16 @@ def test_every_scheme_on_a_device(spec, bad, monkeypatch):
     assert device.operations > 20, "somebody was watched"
     same(found, wanted, spec)
     assert device.collectives and all(stream == SIDE for _, _, stream in device.collectives)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in every_spec() if spec not in REFUSED])
+def test_every_scheme_with_the_other_feedback(spec, monkeypatch):
+    """Remembering what it loses where it need not, or not where it should."""
+    other = parse(spec).unbiased
+    wanted = expected(monkeypatch, spec, 2, feedback=other)
+    with monkeypatch.context() as patch, on_a_device(patch) as device:
+        found = train(wire(spec, Played(device, WORKERS), feedback=other), 2, device.bring)
+    same(found, wanted, spec)
 
 
 def test_whose_messages_are_as_long_as_the_gradients_have_it_is_refused(monkeypatch):
@@ -327,24 +335,3 @@ class Own(FakeGroup):
 def test_tensors_of_two_devices_are_refused():
     with pytest.raises(ValueError, match="one device, these are on cpu, meta"):
         device_of({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")})
-
-
-def noted(log, operation):
-    def call(*args, **kwargs):
-        log.append(operation.__name__)
-        return operation(*args, **kwargs)
-
-    return call
-
-
-@pytest.mark.parametrize("spec", ["topk(density=0.1)", "powersgd(factor_rank=2)", "thc(bits=4)"])
-def test_a_rehearsal_takes_the_steps_of_a_conversation(spec, monkeypatch):
-    """So that a device compiles what a step needs; here, the kernels that are called are the same."""
-    called = []
-    for name in ("top_k", "times_rows", "rotate_round", "encode_indices", "outer_product", "unrotate_sum"):
-        monkeypatch.setattr(kernels, name, noted(called, getattr(kernels, name)))
-    reducer = wire(spec, Rehearsal(WORKERS, lambda: None))
-    train(reducer, 1)
-    expected, called[:] = set(called), []
-    rehearse(reducer.scheme, [torch.zeros(shape) for _, shape in SHAPES if len(shape) == 2], 0)
-    assert set(called) == expected != set()

@@ -3,8 +3,11 @@
 Everything is done at once, in the order of the program, and taken note of: which stream would do it, what it reads and
 writes, and what that stream has waited for. Two accesses of the same memory, one of which writes, must be ordered by
 streams and waits alone; else there is an order of execution, as adverse as you like, in which one comes too early.
+Memory that is let go of may be anybody's again with the next thing that the stream does which it was made for: by then
+that stream must know of all that others did to it.
 """
 
+import weakref
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -74,9 +77,11 @@ class Device(TorchDispatchMode):
         self.known = defaultdict(lambda: defaultdict(int))  # by stream: how far each other one had got
         self.accesses = defaultdict(list)  # by storage
         self.here = set()  # storages on the device
-        self.held = []  # so that no memory is used twice under another name
+        self.home = {}  # by storage: the stream that it was made for
+        self.freed = []  # (home, what others had done to it) of memory that nobody has used again
         self.inside_kernel = 0
         self.flights = []  # not yet waited for
+        self.held = []
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -119,7 +124,36 @@ class Device(TorchDispatchMode):
         """These are the device's."""
         for tensor in tensors:
             self.here.add(_key(tensor))
-            self.held.append(tensor.untyped_storage())
+            self.hold(tensor)
+
+    def hold(self, tensor):
+        """Of this stream's memory, as long as anybody has it."""
+        key, storage = _key(tensor), tensor.untyped_storage()
+        if key not in self.home:
+            self.home[key] = self.current
+            if self.watch_flights:
+                self.held.append(storage)  # no CPU memory is used twice under another name
+            weakref.finalize(storage, self.let_go, key).atexit = False
+
+    def let_go(self, key):
+        home, here = self.home.pop(key), key in self.here
+        others = [each for each in self.accesses.pop(key, ()) if each.stream != home]
+        self.here.discard(key)
+        if here and others:
+            self.freed.append((home, others))
+
+    def outlive(self, tensor):
+        """As `kernels.outlive`: whose memory waits for what this stream has done with it."""
+        kept = self.accesses[_key(tensor)]
+        self.accesses[_key(tensor)] = [each for each in kept if each.stream != self.current]
+
+    def use_again(self, stream, what):
+        """Something new is done: in memory that was let go of."""
+        mine = [others for home, others in self.freed if home == stream]
+        self.freed = [(home, others) for home, others in self.freed if home != stream]
+        for old in (old for others in mine for old in others):
+            if self.known[stream][old.stream] < old.number:
+                raise TooEarly(f"{what} on {stream} may use memory again, against {old.what} on {old.stream}")
 
     def access(self, tensor, writes, what, number, stream):
         key = _key(tensor)
@@ -152,12 +186,14 @@ class Device(TorchDispatchMode):
         made = [each for each in tree_flatten(result)[0] if isinstance(each, torch.Tensor)]
         if _fetches(name, args, kwargs, self.here):
             made = []
-        self.held += [each.untyped_storage() for each in made]
+        for each in made:
+            self.hold(each)
         if on_device:
             self.here.update(_key(each) for each in made)
             written = [] if _fetches(name, args, kwargs, self.here) else _written(func, args, kwargs)
             if not func.is_view:
                 self.here.update(_key(each) for each in written)
+                self.use_again(self.current, name)
                 number = self.step(self.current)
                 self.operations += 1
                 for each in given:
@@ -268,7 +304,7 @@ class PlayedTransport(Rehearsed):
         with torch.no_grad():
             super().launch(collective)
         device.current = before
-        return _PlayedWork(device, {**device.known[wire], wire: device.known[wire][wire]}, number)
+        return _PlayedWork(device, {**device.known[wire], wire: device.known[wire][wire]}, number, collective)
 
 
 @dataclass
@@ -276,11 +312,11 @@ class _PlayedWork:
     device: Device
     clock: dict
     number: int
-    waited: bool = False
+    collective: object  # whose tensors are held until somebody has waited, as NCCL does
 
     def wait(self):
-        self.waited = True
         self.device.wait(self.device.current, self.clock)
+        self.collective = None
 
 
 class Played(AllReduce):
@@ -312,9 +348,10 @@ def on_a_device(monkeypatch, **options):
     backends._found.cache_clear()
     monkeypatch.setattr("thinwire.kernels.blockstats.at_hand", lambda x: False)
     monkeypatch.setattr(kernels, "at_hand", lambda x: False)
+    monkeypatch.setattr(kernels, "outlive", device.outlive)
     for name in kernels.__all__:
         operation = getattr(kernels, name)
-        if callable(operation) and name not in ("at_hand", "all_finite", "seen_nonfinite", "Levels"):
+        if callable(operation) and name not in ("at_hand", "all_finite", "outlive", "seen_nonfinite", "Levels"):
             monkeypatch.setattr(kernels, name, _within(device, operation))
     monkeypatch.setattr(kernels, "all_finite", _asking(device, "all_finite", kernels.all_finite))
     for name in ("tolist", "numpy", "cpu", "__array__"):

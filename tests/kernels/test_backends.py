@@ -10,7 +10,7 @@ from thinwire.kernels import Levels, native, reference
 from thinwire.kernels.backends import FAST, fast, implementation
 
 SIZES = {"index_bytes", "packed_bytes", "packed_int_bytes", "padded_numel"}  # plain arithmetic: no backend has a say
-JUDGEMENTS = {"at_hand", "carried", "doubt", "seen_nonfinite", "spoil_", "warm_up"}  # whatever does the others
+JUDGEMENTS = {"at_hand", "carried", "doubt", "outlive", "seen_nonfinite", "spoil_", "warm_up"}  # whoever does them
 OPERATIONS = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))} - SIZES - JUDGEMENTS
 COMPOSED = {"block_absmax"}  # of other operations, in the face
 WITHOUT_NATIVE = {"dequantize_bank_add", "keep_finite_", "quantize_bank", "random_u32"}  # a device needs them
@@ -160,6 +160,41 @@ CASES = {
     "unrotate_sum": lambda call: summed(call),
     "widen": lambda call: into(call, reference.narrow(y := x(), 0.3, torch.float16), y),
 }
+
+
+HERE = {"starts", "few", "counters", "keys", "signs", "levels"}  # in CPU memory, wherever an operation works
+
+
+def elsewhere(operation, device):
+    """The operation done on a device, and what it makes or changes brought back."""
+
+    def call(*args, **kwargs):
+        bound = inspect.signature(operation).bind(*args, **kwargs)
+        given = {name: each for name, each in bound.arguments.items() if name not in HERE}
+        there = {name: moved(each, device) for name, each in given.items()}
+        bound.arguments.update(there)
+        made = operation(*bound.args, **bound.kwargs)
+        for name, each in given.items():
+            if isinstance(each, torch.Tensor):
+                each.copy_(there[name])
+        return made.cpu() if isinstance(made, torch.Tensor) else made
+
+    return call
+
+
+def moved(value, device):
+    """A copy, also where it is there already."""
+    if isinstance(value, list):
+        return [moved(each, device) for each in value]
+    return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_call_elsewhere_is_the_same_call(name):
+    """As the tests on cards make it: nothing that an operation changes gets lost on the way."""
+    expected = CASES[name](getattr(reference, name, getattr(kernels, name)))
+    found = CASES[name](elsewhere(getattr(reference, name, getattr(kernels, name)), torch.device("cpu")))
+    assert found.dtype is expected.dtype and torch.equal(found, expected)
 
 
 def test_there_is_a_case_for_every_operation():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from thinwire.kernels.backends import fast
+
 pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
@@ -29,6 +31,9 @@ def test_every_operation_equals_its_reference():
     out = interpreted(*LAWS, "-vv")
     passed = [line for line in out.splitlines() if "PASSED" in line]
     assert len(passed) > 50 and "SKIPPED" not in out and all("[triton" in line for line in passed)
+    generated = next(line for line in out.splitlines() if line.startswith("with generated arguments: "))
+    backend = fast("cuda")[0]
+    assert set(generated.split(": ")[1].split()) == set(backend.__all__) - {"takes"}
 
 
 @pytest.mark.full

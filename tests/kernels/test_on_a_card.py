@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 from blocks_data import same_bits
+from test_backends import CASES, COMPOSED, WITHOUT_TRITON, elsewhere
 
 from thinwire import kernels
 from thinwire.kernels import Levels, Shapes, reference
@@ -39,6 +40,17 @@ def both(work):
 def test_the_card_is_served_by_triton():
     backend, why = fast("cuda")
     assert backend is not None, why
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - WITHOUT_TRITON))
+def test_one_call_of_each_operation(name):
+    """By the face, on the card, against the reference in CPU memory."""
+    expected = CASES[name](getattr(reference, name, getattr(kernels, name)))
+    found = CASES[name](elsewhere(getattr(kernels, name), CUDA))
+    if name in COMPOSED | {"block_statistics"}:  # sums agree within one unit in the last place
+        assert torch.allclose(found, expected, rtol=2e-7, atol=0)
+    else:
+        assert found.dtype is expected.dtype and torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("block", [0, 64, 1000, 1024, 70_000])

@@ -53,6 +53,7 @@ class Memory:
         if kept.shape == tensor.shape:
             kept.copy_(tensor)  # a view of a flat, and its dtype, stay
         else:
+            kernels.outlive(kept)
             self._tensors[name_key] = tensor
 
     def __contains__(self, name_key: tuple[str, str]) -> bool:
@@ -67,14 +68,15 @@ class Memory:
         if flat is None:
             flat = torch.cat([self._tensors[name, key].reshape(-1) for name in layout.names])
             for segment in layout.segments:
-                shape = self._tensors[segment.name, key].shape
-                self._tensors[segment.name, key] = flat[segment.start : segment.stop].view(shape)
+                apart = self._tensors[segment.name, key]
+                kernels.outlive(apart)  # made on training's stream, and let go of here
+                self._tensors[segment.name, key] = flat[segment.start : segment.stop].view(apart.shape)
             # What lay in another grouping now lives here: forget every flat that holds one of these names.
             moved = set(layout.names)
             for other in [o for o in self._flats if o[0] == key and not moved.isdisjoint(o[1])]:
                 for name in set(other[1]) - moved:
                     self._tensors[name, key] = self._tensors[name, key].clone()
-                del self._flats[other]
+                kernels.outlive(self._flats.pop(other))
             self._flats[key, layout.names] = flat
         return flat
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -205,14 +205,3 @@ class Simulation:
 
 def _copy(answer: Answer) -> Answer:
     return tuple(_copy(each) for each in answer) if isinstance(answer, tuple) else answer.clone()
-
-
-def rehearse(scheme: Scheme, tensors: Iterable[Tensor], seed: int) -> None:
-    """Have a device compile all kernels of a conversation now, and not in the first step while others wait for it.
-
-    The smallest tensors there are stand for all: what is compiled depends on options, not on sizes.
-    """
-    few = sorted(tensors, key=lambda tensor: tensor.numel())[:2]
-    if few:
-        named = {f"{at}": torch.zeros(each.shape, dtype=each.dtype, device=each.device) for at, each in enumerate(few)}
-        Simulation(scheme, workers=2, feedback=False, seed=seed).reduce([named, named])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from thinwire.core.bucket import Scratch
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
+from thinwire.exchange.lane import Landings
 from thinwire.gossip.mixer import Mixer, Mixing
 
 Replica: TypeAlias = "nn.Module | Mapping[str, Tensor]"
@@ -30,9 +31,10 @@ class Node:
         self.number: int = number
         self.seed: int = seed
         self.layout: Layout = Layout.of([(name, tuple(p.shape)) for name, p in parameters.items()])
-        self._devices = {p.device for p in parameters.values() if p.is_cuda}
+        self._landings = Landings({p.device for p in parameters.values()})
         # Pinned, so that a GPU copies from and to it by itself.
-        self.flat: Tensor = torch.zeros(self.layout.numel, dtype=dtype, device="cpu", pin_memory=bool(self._devices))
+        pinned = any(p.is_cuda for p in parameters.values())
+        self.flat: Tensor = torch.zeros(self.layout.numel, dtype=dtype, device="cpu", pin_memory=pinned)
         self.views: dict[str, Tensor] = {
             s.name: self.flat[s.start : s.stop].view(s.shape) for s in self.layout.segments
         }
@@ -51,11 +53,10 @@ class Node:
         return self._edges[neighbour]
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy the weights into `flat`."""
+        """Copy the weights into `flat`. Those of a GPU are waited for once, when all are on their way."""
         for name, view in self.views.items():
             view.copy_(parameters[name].detach(), non_blocking=True)
-        for device in self._devices:
-            torch.cuda.current_stream(device).synchronize()
+        self._landings.wait(self._landings.mark())
 
     @torch.no_grad()
     def store(self, parameters: Mapping[str, Tensor]) -> None:

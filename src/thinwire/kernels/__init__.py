@@ -1,7 +1,7 @@
 """The operations that touch every entry: checked here, done by one of the `backends`."""
 
 from thinwire.kernels.backends import native, reference
-from thinwire.kernels.backends.memory import carried
+from thinwire.kernels.backends.memory import carried, outlive
 from thinwire.kernels.bank import dequantize_bank_add, quantize_bank
 from thinwire.kernels.blockstats import (
     all_finite,
@@ -39,8 +39,8 @@ __all__ = [
     "block_statistics", "carried", "cast_add", "decode_indices", "dequantize_bank_add", "dequantize_levels_add",
     "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum", "doubt", "draw_places",
     "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow", "native",
-    "outer_product", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_", "quantize_bank",
-    "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize", "rotate_round", "scale_cast",
-    "scatter_add", "seen_nonfinite", "spoil_", "sum_halves", "take_", "times_columns", "times_rows", "top_k",
-    "unrotate_levels_sum", "unrotate_sum", "warm_up", "widen",
+    "outer_product", "outlive", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_",
+    "quantize_bank", "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize",
+    "rotate_round", "scale_cast", "scatter_add", "seen_nonfinite", "spoil_", "sum_halves", "take_", "times_columns",
+    "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "warm_up", "widen",
 ]  # fmt: skip

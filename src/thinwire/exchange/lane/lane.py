@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from thinwire.core.bucket import Scratch
 from thinwire.exchange import left
@@ -52,6 +52,8 @@ class Job:
 class Lane(ABC):
     """What drives jobs. After a failure it is dead: the ranks' orders may differ from then on, so every later job
     fails with the first error."""
+
+    keeps_time: ClassVar[bool] = False  # of training that waits for means; else those who wait do
 
     def __init__(self, transport: Transport):
         self.transport = transport

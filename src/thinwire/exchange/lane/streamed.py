@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -54,6 +54,8 @@ class Streamed(Lane):
     they are, and a device that waited for one before it began the next would stand idle.
     """
 
+    keeps_time: ClassVar[bool] = True  # the device's own: what the host takes to start all of it exposes nothing
+
     def __init__(self, transport: Transport, side: Side):
         super().__init__(transport)
         self._side = side
@@ -75,12 +77,19 @@ class Streamed(Lane):
                     for each in list(self._active):
                         self._advance(each)
         except BaseException as error:
-            self._fail(error, job)
+            self._break_off(error, job)
         if last:
             ready = self._side.mark()
             self._side.join()
             self._spans.append(("exposed_seconds", ready, self._side.mark()))
         return job
+
+    def _break_off(self, error: BaseException, job: Job | None) -> None:
+        """Training goes on, with memory that the side may still be at: so its stream waits for the side here, too."""
+        try:
+            self._side.join()
+        finally:
+            self._fail(error, job)  # also where the device itself is what failed: nobody may wait for ever
 
     def _moment(self) -> Any:
         return self._side.mark()
@@ -102,7 +111,7 @@ class Streamed(Lane):
     def close(self) -> None:
         self._closed = True
         if self._active:
-            self._fail(RuntimeError("the lane was closed in the middle of a step"), None)
+            self._break_off(RuntimeError("the lane was closed in the middle of a step"), None)
         self._leave()
 
 

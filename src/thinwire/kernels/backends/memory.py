@@ -1,4 +1,4 @@
-"""Memory that a caller may bring along, and the way of small things to a device."""
+"""Memory that a caller may bring along or lets go of, and the way of small things to a device."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def carried(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def outlive(tensor: Tensor) -> None:
+    """Have its memory, once nobody holds it, wait for what this stream has to do with it by now.
+
+    For what was made for another stream: that one would use the memory again at once.
+    """
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

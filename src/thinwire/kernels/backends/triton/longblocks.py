@@ -122,11 +122,11 @@ def _code(room, table, stretch_of, levels, scale, out, sums, tiles, BITS: tl.con
     y = tl.load(room + own)
     r = effective(_deviation(tl.load(scale + number), place(table, stretch, 5)))[:, None]
     code = nearest_level(y, r, levels, BITS)
+    pack(code, code >= 0, tl.min(padded, axis=1), out, BITS, TILE, 1)
     said = r * tl.load(levels + 2 * code)
     error = (y - said).to(tl.float64)
     tl.store(sums + tl.program_id(0), tl.sum(tl.sum(said.to(tl.float64) * said.to(tl.float64), axis=1), axis=0))
     tl.store(sums + tiles + tl.program_id(0), tl.sum(tl.sum(error * error, axis=1), axis=0))
-    pack(code, code >= 0, tl.min(padded, axis=1), out, BITS, TILE, 1)
 
 
 @triton.jit

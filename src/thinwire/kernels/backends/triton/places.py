@@ -18,7 +18,7 @@ from torch import Tensor
 from thinwire.kernels.backends.reference.rotated import SMALLEST
 
 FIELDS = 6  # int64 per stretch: where it begins, its length, its first tile, block, byte and piece
-KEPT = 2048  # tables: a few for every bucket
+KEPT = 1 << 16  # tables: a few for every bucket, or for each worker's part of it; one that is made makes the host wait
 
 
 class Places(NamedTuple):
