@@ -58,7 +58,7 @@ format: $(VENV)/installed-dev
 # The variable silences the theme's announcement of its successor, which it prints at every start.
 docs: $(VENV)/installed-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
-	@echo "wrote build/site/index.html"
+	@echo "wrote build/site/index.html (to search it, it must be served: make docs-serve)"
 
 docs-serve: $(VENV)/installed-dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve -q

@@ -1,8 +1,13 @@
 """Every block of Python on every page is run, or says which test runs it; every command is one that is there."""
 
+import ast
+import calendar
 import re
 import shlex
+import subprocess
+import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,18 +65,54 @@ def test_the_blocks_run(page, alone):
         code = block["text"]
         if block["kind"] == "diff":
             code = "".join(line[2:] + "\n" for line in code.splitlines() if not line.startswith("-"))
-        code = compile(code, page.name, "exec")
         if block["where"]:
-            where, _, named = block["where"].partition("::")
-            assert named in (ROOT / where).read_text(), block["where"]
+            run_elsewhere(page, code, *block["where"].partition("::")[::2])
             continue
         with warnings.catch_warnings():
             # A group of one is what torch.distributed.checkpoint warns of.
             warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
-            exec(code, stage)
+            exec(compile(code, page.name, "exec"), stage)
         for made in ("wire", "local", "gossip"):
             if made in stage:
                 stage.pop(made).close()
+
+
+DOORS = (tw, tw.Wire, tw.Role, tw.Gossip, tw.LocalSteps, tw.ServerOptimizer)
+OURS = {name for door in DOORS for name in dir(door) if not name.startswith("_")} | {"Thinwire"}
+
+
+def run_elsewhere(page, code, where, named):
+    """The test has the block from the page, or itself or an example calls all of ours that the block does, by the same
+    keywords.
+    """
+    test = (ROOT / where).read_text()
+    assert named in test, f"{where} does not run {named}"
+    if page.name in (named or test):
+        return
+    run = {call for text in (test, *(file.read_text() for file in ROOT.glob("examples/*.py"))) for call in calls(text)}
+    assert calls(code) <= run, f"{page.name}: neither {where} nor an example calls {calls(code) - run}"
+
+
+def calls(code):
+    """Of thinwire's names: (name, keyword), and (name, None) for the call itself. **options may be any dict's."""
+    nodes = list(ast.walk(ast.parse(code)))
+    spread = {ast.literal_eval(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys if _text(key)}
+    found = set()
+    for node in nodes:
+        name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if name in OURS:
+            words = {None, *(keyword.arg for keyword in node.keywords)}
+            found |= {(name, word) for word in words | (spread if None in [k.arg for k in node.keywords] else set())}
+    return found
+
+
+def _text(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_a_call_that_nobody_makes_is_noticed():
+    with pytest.raises(AssertionError, match="colour"):
+        run_elsewhere(ROOT / "README.md", 'tw.attach(model, "fp16", colour=2)', "tests/test_readme.py", "with_")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -80,6 +121,38 @@ def test_the_words_are_those_of_the_field(page):
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
     old = re.findall(r"(?i)error memory|foretell|foretold|\bjudg\w*|\bstretch\w*|\bentries\b", text)
     assert not old, "error feedback, predict, evaluate, segment, elements"
+
+
+TABLE = re.compile(r"(?:^\|.*\n)+", re.M)
+SOURCE = re.compile(
+    r"(?:^    |`)(?:\w+=\S+ )*(?:thinwire (?:compare|repro|bench|advise|simulate)|make |torchrun |python benchmarks/)"
+    r"|`(?:tests|examples)/\S+\.py",
+    re.M,
+)
+WITHOUT_COMMAND = {"measured/benchmarks.md: fp16", "papers/mqgrad.md: What was tried"}  # and they say so
+
+
+def tables_of_figures():
+    """(page, heading, section) of every table with two figures or more in two rows or more."""
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
+        for section in re.split(r"^(?=#+ )", page.read_text(), flags=re.M):
+            rows = [row.split("|")[2:] for table in TABLE.findall(section) for row in table.splitlines()[2:]]
+            figures = [sum(bool(re.match(r"[ *]*[-+.]?\d", cell)) for cell in row) for row in rows]
+            if sum(count >= 2 for count in figures) >= 2:
+                yield page, section.splitlines()[0].strip("# "), section
+
+
+TABLES = [pytest.param(*each, id=f"{each[0].name}: {each[1]}") for each in tables_of_figures()]
+
+
+@pytest.mark.parametrize(("page", "heading", "section"), TABLES)
+def test_no_table_of_figures_without_its_command_machine_and_date(page, heading, section):
+    """The command in its section; the machine and the code's date once for a page, or for all papers."""
+    place = str(page.relative_to(ROOT / "docs")) if page.parent != ROOT else page.name
+    assert SOURCE.search(section) or f"{place}: {heading}" in WITHOUT_COMMAND
+    said = page.read_text() + ((page.parent / "index.md").read_text() if page.parent.name == "papers" else "")
+    assert re.search(r"\bcores\b|any machine|whatever machine", said), "on what machine?"
+    assert re.search(rf"\b(?:{'|'.join(calendar.month_name[1:])}) 20\d\d\b", said), "of what date?"
 
 
 def commands():
@@ -119,10 +192,17 @@ def _parses(words):
 
 
 def _takes_the_options(words):
-    """A script of this repository has the options that it is given."""
+    """A script of this repository starts, and has the options that it is given."""
     scripts = [word for word in words if word.endswith(".py")]
     if not scripts or scripts[0] == "train.py" or "pytest" in words:
         return
-    source = (ROOT / scripts[0]).read_text()
+    known = _help(scripts[0])
     for word in words[words.index(scripts[0]) + 1 :]:
-        assert not word.startswith("--") or word in source, f"{scripts[0]} has no {word}"
+        assert not word.startswith("--") or word in known, f"{scripts[0]} has no {word}"
+
+
+@cache
+def _help(script):
+    run = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    return re.findall(r"--[\w-]+", run.stdout)

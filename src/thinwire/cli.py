@@ -264,7 +264,7 @@ def bench_kernels(
     workers: Annotated[int, typer.Option(help="With --schemes: the size of the group that is pretended.")] = 2,
     grow: Annotated[
         bool,
-        typer.Option("--grow", help="With --schemes: per entry, from 1 to 100 M weights and from 2 to 64 workers."),
+        typer.Option("--grow", help="With --schemes: per element, from 1 to 100 M weights and from 2 to 64 workers."),
     ] = False,
     only: Annotated[str, typer.Option(help="Kernels whose name contains this.")] = "",
     repeats: Annotated[int | None, typer.Option(help="Rounds: 5 of kernels, 15 of conversations.")] = None,

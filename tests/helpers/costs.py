@@ -11,5 +11,5 @@ def a_link(latency=0.0, per_byte=1.0, processor=0.0, short=0.0):
 
 
 def a_talk(ready, *turns):
-    """A bucket whose lane thinks and sends, turn by turn: (seconds, bytes, bytes, ...)."""
-    return BucketTrace(ready, tuple(Turn(think, tuple(Message(FLOATS, b) for b in sent)) for think, *sent in turns))
+    """A bucket whose lane encodes and sends, turn by turn: (seconds, bytes, bytes, ...)."""
+    return BucketTrace(ready, tuple(Turn(encode, tuple(Message(FLOATS, b) for b in sent)) for encode, *sent in turns))

@@ -35,7 +35,7 @@ from thinwire.schemes import registry
 
 def a_survey(schemes, meeting_seconds=1.0, **more):
     """Schemes by (encode seconds, bytes) on a model that computes for a second, over 1 kB/s."""
-    steps = {name: [Step(1.0, (a_talk(1.0, (think, sent), (0.0,)),))] for name, (think, sent) in schemes.items()}
+    steps = {name: [Step(1.0, (a_talk(1.0, (encode, sent), (0.0,)),))] for name, (encode, sent) in schemes.items()}
     return Survey(1000, 4, a_link(per_byte=1e-3), ROOMY, [Step(1.0, ())], meeting_seconds, steps, **more)
 
 
@@ -206,7 +206,7 @@ def test_seconds_on_a_device_are_its_own_and_not_those_of_launches(monkeypatch):
     assert lane.clock() - began == pytest.approx(9.002), "what training computed, and nothing of the exchange"
     (bucket,) = lane.buckets
     assert bucket.ready - began == pytest.approx(7.001)
-    assert [turn.think_seconds for turn in bucket.turns] == pytest.approx([3.001, 5.001])
+    assert [turn.encode_seconds for turn in bucket.turns] == pytest.approx([3.001, 5.001])
 
 
 def test_a_link_is_measured_where_the_buckets_are():

@@ -14,7 +14,7 @@ def test_one_bucket_is_computed_encoded_carried_and_decoded_in_turn():
     played = play(Step(10.0, (a_talk(8.0, (1.0, 5.0), (2.0,)),)), a_link(latency=0.5), ROOMY)
     assert played.seconds == pytest.approx(8 + 1 + 5 + 0.5 + 2 + 2)  # the last 2: what training does afterwards
     assert (played.compute_seconds, played.bytes_sent, played.messages) == (pytest.approx(10), 5, 1)
-    # Training waited 8.5 s for the lane, which thought 3 s and waited 5.5 s.
+    # Training waited 8.5 s for the lane, which computed 3 s and waited 5.5 s.
     assert played.encode_seconds == pytest.approx(3) and played.wire_seconds == pytest.approx(5.5)
     assert played.bound == "compute"
 
@@ -24,7 +24,7 @@ def test_the_first_buckets_journey_hides_behind_backward():
     assert play(step, a_link(), ROOMY).seconds == pytest.approx(20 + 1 + 2 + 1)  # decoded while the second travels
 
 
-def test_what_is_merely_summed_is_thought_about_by_training_itself():
+def test_what_is_merely_summed_is_encoded_by_training_itself():
     talks = (a_talk(2.0, (1.0, 6.0), (0.5,)), a_talk(10.0, (1.0, 2.0), (0.5,)))
     played = play(Step(10.0, talks, plain=True), a_link(), ROOMY)
     assert played.seconds == pytest.approx(2 + 1 + 8 + 1 + 2 + 0.5)  # the first is decoded while the second travels

@@ -24,8 +24,8 @@ from thinwire.lab.report import simulate_page
 from thinwire.schemes import registry
 
 
-def a_step(think, nbytes):
-    return Step(1.0, (BucketTrace(1.0, (Turn(think, (Message("AllGathered", nbytes),)), Turn(2 * think))),))
+def a_step(encode, nbytes):
+    return Step(1.0, (BucketTrace(1.0, (Turn(encode, (Message("AllGathered", nbytes),)), Turn(2 * encode))),))
 
 
 def a_study():
@@ -45,8 +45,8 @@ def a_study():
 def test_an_extended_step_lies_on_the_line_through_two():
     found = simulate.extended(a_step(1.0, 700.0), a_step(3.0, 6300.0), 8, 64, 120)
     (bucket,) = found.buckets
-    assert found.bytes_sent == pytest.approx(11_900) and bucket.turns[0].think_seconds == pytest.approx(5)
-    assert found.think_seconds == pytest.approx(15) and bucket.turns[0].messages[0].kind == "AllGathered"
+    assert found.bytes_sent == pytest.approx(11_900) and bucket.turns[0].encode_seconds == pytest.approx(5)
+    assert found.encode_seconds == pytest.approx(15) and bucket.turns[0].messages[0].kind == "AllGathered"
 
 
 def test_on_paper_a_ring_has_a_hop_for_every_worker():
@@ -68,7 +68,7 @@ def _far(counts):
 def test_where_a_rehearsal_is_not_affordable_seconds_go_on_in_a_straight_line_and_bytes_are_counted():
     ((steps, extrapolated, real),) = run_world(_far, 1, [4, 8, 16])
     assert extrapolated == [False, False, True]
-    four, eight, sixteen = (step.think_seconds for step in steps.values())
+    four, eight, sixteen = (step.encode_seconds for step in steps.values())
     assert sixteen == pytest.approx(max(0.0, eight + 2 * (eight - four)), abs=1e-3)
     assert steps[16].bytes_sent == real
 

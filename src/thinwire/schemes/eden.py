@@ -35,7 +35,7 @@ class EDEN(Codec):
 
     unbiased: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
-    summary: ClassVar[str] = "rotation and the best levels for a Gaussian; the least error at 1 bit without memory"
+    summary: ClassVar[str] = "rotation and the best levels for a Gaussian; the least error at 1 bit without feedback"
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 5):

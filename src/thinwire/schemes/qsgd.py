@@ -37,7 +37,7 @@ class QSGD(Codec):
     unbiased: ClassVar[bool] = True
     blockwise: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
-    summary: ClassVar[str] = "uniform stochastic quantisation, unbiased, no memory; the quantiser to compare with"
+    summary: ClassVar[str] = "uniform stochastic quantisation, unbiased, no feedback; the quantiser to compare with"
 
     def __post_init__(self) -> None:
         if self.range not in ("max", "norm"):

@@ -97,7 +97,7 @@ class Stage:
         for number, (buffer, layout) in enumerate(zip(self._buckets, self.layouts, strict=True)):
             self._reducer.submit(buffer, layout, last=number == len(self.layouts) - 1, done=_raise)
         self._reducer.end_step()
-        return sum(turn.think_seconds for bucket in self.lane.buckets for turn in bucket.turns)
+        return sum(turn.encode_seconds for bucket in self.lane.buckets for turn in bucket.turns)
 
     def close(self) -> None:
         self._reducer.close()

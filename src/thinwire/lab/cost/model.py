@@ -63,7 +63,7 @@ class Message:
 class Turn:
     """The lane computes, then asks for something (at the end of a conversation for nothing)."""
 
-    think_seconds: float
+    encode_seconds: float
     messages: tuple[Message, ...] = ()
 
 
@@ -89,7 +89,7 @@ class Step:
     def as_lists(self) -> list[Any]:
         """What workers can tell each other of it."""
         traces = [
-            [b.ready, [[t.think_seconds, [[m.kind, m.bytes_sent] for m in t.messages]] for t in b.turns]]
+            [b.ready, [[t.encode_seconds, [[m.kind, m.bytes_sent] for m in t.messages]] for t in b.turns]]
             for b in self.buckets
         ]
         return [self.compute_seconds, traces, self.plain]
@@ -98,7 +98,7 @@ class Step:
     def of_lists(cls, lists: list[Any]) -> Step:
         compute_seconds, traces, plain = lists
         buckets = (
-            BucketTrace(ready, tuple(Turn(think, tuple(Message(*each) for each in said)) for think, said in turns))
+            BucketTrace(ready, tuple(Turn(encode, tuple(Message(*each) for each in said)) for encode, said in turns))
             for ready, turns in traces
         )
         return cls(compute_seconds, tuple(buckets), plain)
@@ -123,8 +123,8 @@ class Step:
         return sum(message.bytes_sent for message in self.messages)
 
     @property
-    def think_seconds(self) -> float:
-        return sum(turn.think_seconds for bucket in self.buckets for turn in bucket.turns)
+    def encode_seconds(self) -> float:
+        return sum(turn.encode_seconds for bucket in self.buckets for turn in bucket.turns)
 
 
 @dataclass(frozen=True)

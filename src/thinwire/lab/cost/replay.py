@@ -43,11 +43,11 @@ def play(step: Step, link: Link, host: Host) -> Prediction:
     lane_ended = clock.now
     clock.until_computed(clock.backward_seconds)
     exposed = clock.stalled_seconds + max(0.0, lane_ended - clock.backward_ended)
-    thought = clock.thinking_seconds / ((clock.thinking_seconds + clock.waiting_seconds) or 1.0)
+    encoded = clock.encoding_seconds / ((clock.encoding_seconds + clock.waiting_seconds) or 1.0)
     return Prediction(
         clock.now - exposed + step.compute_seconds - clock.backward_seconds,
-        exposed * thought,
-        exposed * (1 - thought),
+        exposed * encoded,
+        exposed * (1 - encoded),
         step.bytes_sent,
         len(step.messages),
     )
@@ -89,7 +89,7 @@ def _go_direct(step: Step, clock: _Clock, link: Link) -> None:
 def _rounds(bucket: BucketTrace, clock: _Clock, link: Link) -> Rounds:
     clock.until_computed(bucket.ready)
     for turn in bucket.turns:
-        clock.think(turn.think_seconds)
+        clock.encode(turn.encode_seconds)
         if turn.messages:
             yield [_Sending(each.bytes_sent, link.cost(each.kind), level_of(each.kind)) for each in turn.messages]
 
@@ -141,7 +141,7 @@ class _Clock:
         self.computed = 0.0  # seconds of its own that the training thread has done
         self.backward_seconds = backward_seconds  # as many of them can overlap with the lane
         self.backward_ended = 0.0 if backward_seconds == 0 else math.inf
-        self.thinking_seconds = 0.0  # the lane's, like the next
+        self.encoding_seconds = 0.0  # the lane's, like the next
         self.waiting_seconds = 0.0
         self.stalled_seconds = 0.0  # that training computed for the lane, in the middle of backward
         self._inline = inline
@@ -154,10 +154,10 @@ class _Clock:
     def until_computed(self, seconds: float) -> None:
         self._pass(until_computed=seconds)
 
-    def think(self, seconds: float) -> None:
+    def encode(self, seconds: float) -> None:
         before, stalls = self.now, self._inline and self.computed < self.backward_seconds
-        self._pass(thinking=seconds)
-        self.thinking_seconds += self.now - before
+        self._pass(encoding=seconds)
+        self.encoding_seconds += self.now - before
         if stalls:
             self.stalled_seconds += self.now - before
 
@@ -180,12 +180,12 @@ class _Clock:
         if end > begin:
             self._moved.append((begin, end, processor_seconds / (end - begin)))
 
-    def _pass(self, *, until: float = math.inf, until_computed: float = math.inf, thinking: float = math.inf) -> None:
+    def _pass(self, *, until: float = math.inf, until_computed: float = math.inf, encoding: float = math.inf) -> None:
         """Let time pass until the first of the three is reached, in pieces in which all rates are constant."""
-        left = thinking
+        left = encoding
         while left > 0 and self.now < until and self.computed < until_computed:
-            training = self.computed < self.backward_seconds and not (self._inline and thinking < math.inf)
-            rate = self._host.rate(training + (thinking < math.inf), self._moving())
+            training = self.computed < self.backward_seconds and not (self._inline and encoding < math.inf)
+            rate = self._host.rate(training + (encoding < math.inf), self._moving())
             piece = min(left / rate, until - self.now, *self._edges())
             if training:
                 goal = min(until_computed, self.backward_seconds)

@@ -173,7 +173,7 @@ def _too_long(last: tuple[int, list[Step]], count: int) -> bool:
     """Whether a rehearsal with `count` workers might be, if all grows as their number does."""
     before, steps = last
     growth = count / before
-    seconds = max(step.think_seconds for step in steps) * growth
+    seconds = max(step.encode_seconds for step in steps) * growth
     received = max((m.bytes_sent for step in steps for m in step.messages if m.kind == "AllGathered"), default=0)
     return seconds > AFFORDABLE_SECONDS or received * growth > AFFORDABLE_BYTES
 
@@ -191,7 +191,7 @@ def extended(a: Step, b: Step, at_a: int, at_b: int, count: int) -> Step:
             messages = tuple(
                 Message(n.kind, line(m.bytes_sent, n.bytes_sent)) for m, n in zip(x.messages, y.messages, strict=True)
             )
-            turns.append(replace(y, think_seconds=line(x.think_seconds, y.think_seconds), messages=messages))
+            turns.append(replace(y, encode_seconds=line(x.encode_seconds, y.encode_seconds), messages=messages))
         buckets.append(replace(other, turns=tuple(turns)))
     return replace(b, buckets=tuple(buckets))
 
@@ -200,10 +200,10 @@ def sending(step: Step, other: Step) -> Step:
     """The step with the messages of another, whose buckets are the same."""
     buckets = []
     for one, says in zip(step.buckets, other.buckets, strict=True):
-        thinking = [turn.think_seconds for turn in one.turns]
-        if len(thinking) != len(says.turns):  # it takes another route
-            thinking = [sum(thinking)] + [0.0] * (len(says.turns) - 1)
-        turns = (replace(turn, think_seconds=each) for turn, each in zip(says.turns, thinking, strict=True))
+        encoding = [turn.encode_seconds for turn in one.turns]
+        if len(encoding) != len(says.turns):  # it takes another route
+            encoding = [sum(encoding)] + [0.0] * (len(says.turns) - 1)
+        turns = (replace(turn, encode_seconds=each) for turn, each in zip(says.turns, encoding, strict=True))
         buckets.append(replace(one, turns=tuple(turns)))
     return replace(step, buckets=tuple(buckets))
 

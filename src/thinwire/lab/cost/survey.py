@@ -155,7 +155,7 @@ def slowest(workers: Sequence[Sequence[Step]]) -> list[Step]:
         buckets = []
         for each in zip(*(step.buckets for step in steps), strict=True):
             turns = tuple(
-                replace(turn[0], think_seconds=max(one.think_seconds for one in turn))
+                replace(turn[0], encode_seconds=max(one.encode_seconds for one in turn))
                 for turn in zip(*(bucket.turns for bucket in each), strict=True)
             )
             buckets.append(BucketTrace(max(bucket.ready for bucket in each), turns))
