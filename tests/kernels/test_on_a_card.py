@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 from blocks_data import same_bits
-from test_backends import CASES, COMPOSED, WITHOUT_TRITON, elsewhere
+from cases_data import CASES, COMPOSED, WITHOUT_TRITON, elsewhere
 
 from thinwire import kernels
 from thinwire.kernels import Levels, Shapes, reference

@@ -207,6 +207,15 @@ def test_damaged_indices_are_all_minus_one_or_what_the_reference_reads(backend, 
 
 @pytest.mark.parametrize(("rows", "cols", "rank"), [(1, 1, 1), (3, 5, 2), (17, 64, 4), (40, 47, 5), (10, 65, 16)])
 def test_products(backend, rows, cols, rank):
+    check_products(backend, rows, cols, rank)
+
+
+@given(st.integers(1, 90), st.integers(1, 140), st.integers(1, 17))
+def test_products_of_any_size(backend, rows, cols, rank):
+    check_products(backend, rows, cols, rank)
+
+
+def check_products(backend, rows, cols, rank):
     generator = torch.Generator().manual_seed(rows)
     matrix, p, q = (torch.randn(shape, generator=generator) for shape in ((rows, cols), (rank, rows), (rank, cols)))
     made = []
