@@ -234,6 +234,9 @@ def reproduce_claims(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, under three minutes.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs per setting; the default depends on --quick.")] = None,
+    part: Annotated[
+        list[str], typer.Option(metavar="NAME", help="This part alone; repeatable. Without NAME they are listed.")
+    ] = NONE,
     data: Data = None,
     json_file: Json = None,
 ) -> None:
@@ -245,12 +248,13 @@ def reproduce_claims(
     console = Console()
     if name is None:
         for each, paper in PAPERS.items():
-            console.print(f"[bold]{each}[/]", Padding(paper.cited, (0, 0, 0, 4)), sep="\n", highlight=False)
+            about = f"{paper.cited}. Parts: {', '.join(paper.parts)}"
+            console.print(f"[bold]{each}[/]", Padding(about, (0, 0, 0, 4)), sep="\n", highlight=False)
         return
     from thinwire.lab.repro import repro
 
     results = {}
-    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=console):
+    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, parts=part, console=console):
         results[each] = result
         _write(json_file, results)
 

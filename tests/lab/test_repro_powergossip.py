@@ -8,7 +8,7 @@ import torch
 
 from thinwire.gossip import graphs
 from thinwire.lab.repro.claims import Stoppable
-from thinwire.lab.repro.powergossip import equal_bytes, judged, reproduce, reruns, spectrum
+from thinwire.lab.repro.powergossip import equal_bytes, judged, parts, reruns, spectrum
 from thinwire.lab.repro.powergossip.resnet import ResNetTraining, averaged, resnet20
 from thinwire.lab.repro.powergossip.training import GossipRun, Training
 from thinwire.lab.tasks import datasets
@@ -212,4 +212,4 @@ def test_what_is_stopped_tells_what_is_finished():
 
 def test_a_folder_without_data_is_named_before_anything_is_measured(tmp_path):
     with pytest.raises(ValueError, match="neither Fashion-MNIST"):
-        reproduce(False, tmp_path, 1, silent)
+        parts(False, tmp_path)
