@@ -7,8 +7,8 @@ from thinwire.lab.repro import regtopk as repro
 from thinwire.lab.repro.claims import Stoppable, carried_out
 from thinwire.lab.repro.regtopk import images, regression, toy
 from thinwire.lab.repro.regtopk.images import UNCOMPRESSED, ImageRun, Outcome, rows_at
-from thinwire.lab.repro.regtopk.resnet import resnet18
 from thinwire.lab.tasks import datasets
+from thinwire.lab.tasks.resnets import resnet18
 
 
 def test_the_toys_claims_hold():

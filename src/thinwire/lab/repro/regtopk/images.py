@@ -13,8 +13,8 @@ from torch.nn import functional
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.report import intervals
 from thinwire.lab.repro.claims import OURS, PAPER, Claim, Findings, Listing, Progress, Stoppable
-from thinwire.lab.repro.regtopk.resnet import resnet18
 from thinwire.lab.tasks import datasets
+from thinwire.lab.tasks.resnets import resnet18
 
 FIRST_SEED = 10  # the rate was looked at on others
 EARLY = 10  # rounds, of which the re-sent share is told apart
