@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -178,6 +179,8 @@ def give_advice(
 
     In your own training script, on every rank: print(thinwire.advise(ddp_model, batch))
     """
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's
+        Console().print("advise: starting; PyTorch takes a moment", highlight=False)
     from thinwire.lab.cost.advise_command import advise_on_networks
     from thinwire.lab.network.network import seconds
 
