@@ -131,3 +131,13 @@ def test_what_is_stopped_tells_the_seeds_that_are_whole(monkeypatch):
     found = Findings(5, lambda text: None)
     repro.Study("60mbit", EVERY.policies, "paced:60mbit", earlier=0).add_to(found, None)
     assert found.stop.stopped and found.tables == [] and found.claims == []  # not one seed was whole
+
+
+def test_a_quick_look_is_at_seeds_that_do_not_count(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(task, "run_served", lambda order, namespaces: seeds.append(order.seed) or outcome([0.9, 0.5]))
+    monkeypatch.setattr(repro, "learn_policy", lambda *arguments: None)
+    for quick in (True, False):
+        seeds.clear()
+        repro.parts(quick, None)["60mbit"](Findings(2, lambda text: None))
+        assert sorted(set(seeds)) == ([0, 1] if quick else [repro.FIRST_SEED, repro.FIRST_SEED + 1])

@@ -29,7 +29,7 @@ STEPS, QUICK_STEPS = 400, 60  # of 16 bit
 MOST = 12  # times as many steps, where the seconds last
 EARLIER, QUICK_EARLIER = 12, 2  # runs, on seeds of their own, that the carried-over policy was learnt in
 EARLIER_SEEDS = 1_000_000
-FIRST_SEED = 100  # none below was kept from those who built the learner
+FIRST_SEED = 200  # none below was kept from those who built the learner and this command
 THIN, FAST = "auto:60mbit", "auto:1gbit"
 KNOB_SEEDS = 3  # at most, of what is shown beside the claims
 
@@ -47,7 +47,7 @@ class Policy:
 def bits(steps: int) -> dict[str, Policy]:
     """By name: every fixed width, a schedule, the learner from its prior and from a policy of earlier runs."""
     return {f"{level} bit": Policy(f"fixed(level={level})") for level in runs.MENU} | {
-        "schedule: 2, at half-time 4": Policy(f"schedule(levels_at=((0, 2), ({steps // 2}, 4)))"),
+        f"schedule: 2, from step {steps // 2} on 4": Policy(f"schedule(levels_at=((0, 2), ({steps // 2}, 4)))"),
         STILL: Policy("mqgrad(seed={seed}, rate=0)"),
         LEARNER: Policy("mqgrad(seed={seed})"),
         CARRIED: Policy(LEARNT),
@@ -85,6 +85,7 @@ class Study:
     steps: int = STEPS
     earlier: int = EARLIER
     source: str = PAPER
+    first_seed: int = FIRST_SEED
     most_seeds: int = 1_000
 
     @property
@@ -103,7 +104,7 @@ class Study:
             with found.stop:
                 if CARRIED in self.policies:
                     learn_policy(policy, self.earlier, self.steps, net, found.progress)
-                seeds = range(FIRST_SEED, FIRST_SEED + min(found.seeds, self.most_seeds))
+                seeds = range(self.first_seed, self.first_seed + min(found.seeds, self.most_seeds))
                 outcomes = run_policies(self, seeds, policy, net, found.progress, found.stop, data)
                 if outcomes[EXACT]:
                     found.claims += judged.claims_of(outcomes, self.fixed, self.title, self.source)
@@ -132,7 +133,8 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
     found = studies()
     if quick:
         policies = bits(QUICK_STEPS) | rules()
-        found = {"60mbit": Study("60mbit", policies, steps=QUICK_STEPS, earlier=QUICK_EARLIER)}
+        # On seeds that do not count: a look at the command is none at what it will be judged by.
+        found = {"60mbit": Study("60mbit", policies, steps=QUICK_STEPS, earlier=QUICK_EARLIER, first_seed=0)}
     return {name: partial(study.add_to, data=data) for name, study in found.items()}
 
 
