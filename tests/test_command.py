@@ -72,6 +72,12 @@ def test_what_the_parser_refuses_is_one_line_and_does_not_wait_for_torch(argumen
     assert not met_torch
 
 
+def test_advice_says_something_before_it_waits_for_torch():
+    script = "import sys; sys.modules['torch'] = None; from thinwire.__main__ import main; main()"
+    run = subprocess.run([sys.executable, "-c", script, "advise"], capture_output=True, text=True, timeout=60)
+    assert run.returncode and "torch" in run.stderr and run.stdout.startswith("advise: starting")
+
+
 def test_the_first_public_name_brings_all_of_them():
     script = "import sys, thinwire as tw; assert 'torch' not in sys.modules; tw.QSGD; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
@@ -184,6 +190,6 @@ def test_bits_are_those_of_a_message():
 
 def test_every_reproduction_is_of_a_paper_and_is_there():
     for name, paper in papers.PAPERS.items():
-        module = __import__(f"thinwire.lab.repro.{name}", fromlist=["reproduce"])
-        assert callable(module.reproduce) and paper.title and paper.authors
+        module = __import__(f"thinwire.lab.repro.{name}", fromlist=["parts"])
+        assert callable(module.parts) and paper.parts and paper.title and paper.authors
         assert 0 < paper.quick_seeds <= paper.full_seeds

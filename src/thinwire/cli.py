@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -178,6 +179,8 @@ def give_advice(
 
     In your own training script, on every rank: print(thinwire.advise(ddp_model, batch))
     """
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's
+        Console().print("advise: starting; PyTorch takes a moment", highlight=False)
     from thinwire.lab.cost.advise_command import advise_on_networks
     from thinwire.lab.network.network import seconds
 
@@ -234,6 +237,9 @@ def reproduce_claims(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, under three minutes.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Runs per setting; the default depends on --quick.")] = None,
+    part: Annotated[
+        list[str], typer.Option(metavar="NAME", help="This part alone; repeatable. Without NAME they are listed.")
+    ] = NONE,
     data: Data = None,
     json_file: Json = None,
 ) -> None:
@@ -245,12 +251,13 @@ def reproduce_claims(
     console = Console()
     if name is None:
         for each, paper in PAPERS.items():
-            console.print(f"[bold]{each}[/]", Padding(paper.cited, (0, 0, 0, 4)), sep="\n", highlight=False)
+            about = f"{paper.cited}. Parts: {', '.join(paper.parts)}"
+            console.print(f"[bold]{each}[/]", Padding(about, (0, 0, 0, 4)), sep="\n", highlight=False)
         return
     from thinwire.lab.repro import repro
 
     results = {}
-    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, console=console):
+    for each, result in repro.run(name, quick=quick, seeds=seeds, data=data, parts=part, console=console):
         results[each] = result
         _write(json_file, results)
 

@@ -8,11 +8,12 @@ import torch
 
 from thinwire.gossip import graphs
 from thinwire.lab.repro.claims import Stoppable
-from thinwire.lab.repro.powergossip import equal_bytes, judged, reproduce, reruns, spectrum
-from thinwire.lab.repro.powergossip.resnet import ResNetTraining, averaged, resnet20
+from thinwire.lab.repro.powergossip import equal_bytes, judged, parts, reruns, spectrum
+from thinwire.lab.repro.powergossip.resnet import CHANNELS, ResNetTraining, averaged
 from thinwire.lab.repro.powergossip.training import GossipRun, Training
 from thinwire.lab.tasks import datasets
 from thinwire.lab.tasks.datasets import Dataset, Examples
+from thinwire.lab.tasks.resnets import resnet20
 
 
 def silent(text):
@@ -129,7 +130,7 @@ def test_the_resnets_rate_warms_up_and_falls_twice_and_its_mean_has_mean_statist
     training = ResNetTraining(Dataset(tiny_images(4), tiny_images(4)), graphs.ring(3), steps=100, rate=1.0)
     assert [round(training.rate_at(step), 3) for step in (0, 4, 49, 50, 74, 75)] == [0.2, 1.0, 1.0, 0.1, 0.1, 0.01]
     replicas = [resnet20((2, 2, 4)) for _ in range(2)]
-    assert sum(p.numel() for p in resnet20().parameters()) == 68_786
+    assert sum(p.numel() for p in resnet20(CHANNELS).parameters()) == 68_786
     for value, replica in enumerate(replicas, 1):
         replica[0][1].running_mean.fill_(value)
     assert averaged(replicas, (2, 2, 4))[0][1].running_mean.tolist() == [1.5, 1.5]
@@ -212,4 +213,4 @@ def test_what_is_stopped_tells_what_is_finished():
 
 def test_a_folder_without_data_is_named_before_anything_is_measured(tmp_path):
     with pytest.raises(ValueError, match="neither Fashion-MNIST"):
-        reproduce(False, tmp_path, 1, silent)
+        parts(False, tmp_path)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from thinwire.lab.repro import regtopk as repro
-from thinwire.lab.repro.claims import Stoppable
+from thinwire.lab.repro.claims import Stoppable, carried_out
 from thinwire.lab.repro.regtopk import images, regression, toy
 from thinwire.lab.repro.regtopk.images import UNCOMPRESSED, ImageRun, Outcome, rows_at
-from thinwire.lab.repro.regtopk.resnet import resnet18
 from thinwire.lab.tasks import datasets
+from thinwire.lab.tasks.resnets import resnet18
 
 
 def test_the_toys_claims_hold():
@@ -66,7 +66,7 @@ def test_the_tables_hold_every_scheme_and_setting(monkeypatch):
     monkeypatch.setattr(regression, "LONG", 4)
     monkeypatch.setattr(ImageRun, "outcome", lambda run, row, dataset, seed: Outcome(50.0 + seed, 0.01, 0.1))
     monkeypatch.setattr(datasets, "embedded_images", lambda: None)
-    said = repro.reproduce(False, None, 2, lambda text: None)
+    *_, (_, said) = carried_out(repro.parts(False, None), 2, lambda text: None)
     curve, mus, guard, _, pictures, local = said.tables
     assert {(row[0], row[1]) for row in curve.rows} == {
         (density, name) for density in (0.4, 0.5, 0.55, 0.6, 0.9) for name in regression._schemes(density)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thinwire.lab.repro import tnq
-from thinwire.lab.repro.claims import Stoppable
+from thinwire.lab.repro.claims import Stoppable, carried_out
 from thinwire.lab.repro.tnq import errors, training
 from thinwire.lab.repro.tnq.problem import FEATURES, OUTPUTS, WORKERS, Curve, Problem
 
@@ -122,7 +122,7 @@ def test_the_tables_hold_every_scheme_and_what_was_there_when_somebody_stopped_i
 
 @pytest.mark.full
 def test_every_claim_is_made():
-    said = tnq.reproduce(True, None, 2, lambda text: None)
+    *_, (_, said) = carried_out(tnq.parts(True, None), 2, lambda text: None)
     assert {table.title[:10] for table in said.tables} == {"Squared er", "Regression", "Error agai"}
     failed = [claim for claim in said.claims if claim.verdict == "fails" and claim.reason is None]
     assert failed == []

@@ -7,7 +7,7 @@ import pytest
 from helpers.runs import made_up, record_of
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.bench import schemes as bench
-from thinwire.lab.repro.claims import Stoppable
+from thinwire.lab.repro.claims import Findings, Stoppable
 from thinwire.lab.repro.utility import costs, judged, ladders, listings, proxies
 from thinwire.lab.repro.utility import utility as repro
 from thinwire.lab.repro.utility.ladders import BF16, BOTH, CHUNKS, CODED, FP16, FP32, FULL, PARTIAL, PLAIN, RUNGS
@@ -85,6 +85,20 @@ def test_errors_are_judged_early_and_late():
 
 
 # -- claims ------------------------------------------------------------------------------------------------------
+
+
+def test_fp32_is_a_weak_baseline_only_where_the_seeds_agree():
+    def verdict(*fp16_seconds):
+        runs = [made_up("fp32", 2.2, [0.8, 0.8], seed=seed) for seed in range(len(fp16_seconds))]
+        runs += [made_up("fp16", seconds, [0.8, 0.8], seed=seed) for seed, seconds in enumerate(fp16_seconds)]
+        runs += [made_up(CHUNKS.spec, 1.0, [0.8, 0.8], seed=seed) for seed in range(len(fp16_seconds))]
+        record = record_of(*runs)
+        results = repro.results_of([FP32, FP16, CHUNKS], record, {})
+        return next(c.verdict for c in judged.claims_of(results, record) if "weak baseline" in c.claim)
+
+    assert verdict(1.0, 1.05, 0.95) == "holds"
+    assert verdict(1.0, 2.9, 1.2) == "level"
+    assert verdict(2.1, 2.15, 2.12) == "fails"
 
 
 def test_sooner_is_decided_by_seconds_not_by_proxies():
@@ -197,10 +211,10 @@ def test_real_runs_from_start_to_end(monkeypatch):
     assert [run.reason for run in record.runs] == [None] * 4 and told[0] == "run 1 of 4" and not stop.stopped
     fp16, bf16 = record.runs[1:3]
     assert fp16.totals["bytes_sent"] == bf16.totals["bytes_sent"] and fp16.curve[-1].loss != bf16.curve[-1].loss
-    claims, tables = [], []
-    repro._tell(record, (FP32, FP16, BF16, CHUNKS), {}, claims, tables)
-    assert [row[1] for row in tables[0].rows] == [FP32.name, FP16.name, BF16.name, CHUNKS.name]
-    assert any("computing in 16 bits" in claim.claim for claim in claims)
+    found = Findings(1, silent)
+    repro._tell(record, (FP32, FP16, BF16, CHUNKS), {}, found)
+    assert [row[1] for row in found.tables[0].rows] == [FP32.name, FP16.name, BF16.name, CHUNKS.name]
+    assert any("computing in 16 bits" in claim.claim for claim in found.claims)
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch):
@@ -212,6 +226,6 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     stop = Stoppable()
     record = repro.train(TINY, None, (FP32, FP16), ("none",), 1, silent, stop)
     assert stop.stopped and len(record.runs) == 1
-    claims, tables = [], []
-    repro._tell(record, (FP32, FP16), {}, claims, tables)
-    assert [row[1] for row in tables[0].rows] == ["fp16"]
+    found = Findings(1, silent)
+    repro._tell(record, (FP32, FP16), {}, found)
+    assert [row[1] for row in found.tables[0].rows] == ["fp16"]

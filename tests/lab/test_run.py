@@ -11,7 +11,7 @@ from helpers.needs import shaping
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.network.shaped import Shaped
 from thinwire.lab.report import table
-from thinwire.lab.runs.probe import Replicas
+from thinwire.lab.runs.probe import Replicas, statistics
 from thinwire.lab.runs.record import RunPlan
 from thinwire.lab.runs.run import execute
 
@@ -124,14 +124,47 @@ def test_the_mean_of_all_replicas_is_evaluated_and_given_back(tmp_path):
     for number, model in enumerate(models):
         model.weight.data.fill_(number)
         model.running_mean.fill_(10.0 * number)
-    other = Replicas(models[1], tmp_path / "rows", 1, 2, lambda: None)
+    tensors = [[model.weight.data, *statistics(model)] for model in models]
+    other = Replicas(tensors[1], tmp_path / "rows", 1, 2, lambda: None)
     with other.averaged():
         pass  # its row is there
 
-    with Replicas(models[0], tmp_path / "rows", 0, 2, lambda: None).averaged():
+    with Replicas(tensors[0], tmp_path / "rows", 0, 2, lambda: None).averaged():
         assert models[0].weight.tolist() == [0.5] * 3 and models[0].running_mean.tolist() == [5.0] * 3
     assert models[0].weight.tolist() == [0.0] * 3 and models[0].running_mean.tolist() == [0.0] * 3
     assert models[1].weight.tolist() == [1.0] * 3
+
+
+STATISTICS = """
+import torch
+from torch import nn
+from thinwire.lab.tasks.datasets import Dataset, Examples
+from thinwire.lab.tasks.tasks import Metric, Task
+
+def apart(data):
+    # Skewed, so that one worker has the inputs around 10 and the other those around -10, each of variance 1.
+    inputs = torch.tensor([[9.0], [11.0], [-9.0], [-11.0]]).repeat(20, 1)
+    examples = Examples(inputs, (inputs[:, 0] < 0).long())
+    return Task(
+        "apart", Dataset(examples, examples, examples), lambda: nn.BatchNorm1d(1, momentum=1.0),
+        loss=lambda outputs, labels: outputs.sum(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        metric=Metric("square", lambda outputs, labels: outputs.square()[:, 0], rising=False),
+        steps=2, batch=40, skew=1.0,
+    )
+"""
+
+
+@pytest.mark.parametrize("how", [{}, {"every": 2}, {"parallel": "fsdp"}, {"exchange": "gossip", "scheme": "dpsgd"}])
+def test_the_mean_of_the_workers_statistics_is_evaluated(how, tmp_path):
+    """Batch norm of each worker alone would give 1 on its own inputs and 400 on the other's."""
+    file = tmp_path / "mine.py"
+    file.write_text(STATISTICS)
+    run = execute(RunPlan(f"{file}:apart", seed=0, workers=2, **{"scheme": "fp32", **how}), None)
+    assert run.reason is None
+    mean_of_squares = 101 / (40 / 39)  # around 0; batch norm takes the unbiased variance
+    assert run.score == pytest.approx(mean_of_squares, rel=1e-4)
+    assert [point.score for point in run.curve][-1] == pytest.approx(mean_of_squares, rel=1e-4)
 
 
 @shaping

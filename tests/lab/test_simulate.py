@@ -160,10 +160,11 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, said, monkeypatch, cap
     assert ended.value.code == 2 and said in told.err and told.err.count("\n") == 1
 
 
-def test_the_table_marks_what_is_extrapolated():
+def test_the_table_marks_what_is_extrapolated_and_bytes_are_not():
     table = simulate_page.study_table(a_study())
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["fp16", "topk(density=0.01)"] and cells[2] == ["400", "~9,100"]
+    assert "~" not in "".join(cells[3] + cells[4])
     assert cells[-1] == ["1.0e-07 (8)", "4.0e-01 (8)"]
 
 

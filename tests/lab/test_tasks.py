@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from thinwire.lab.tasks import tasks
+from thinwire.lab.tasks import datasets, tasks
 from thinwire.lab.tasks.tasks import load_task
 
 
@@ -54,6 +54,20 @@ def test_model_sizes_are_as_described():
 
     assert weights("mlp") == 784 * 2048 + 2048 * 2048 + 2048 * 10 + 2048 * 2 + 10
     assert 0.55e6 < weights("cnn") < 0.65e6
+
+
+def test_the_net_for_cifar10_has_batch_norm_and_learns(monkeypatch, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (400, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(400) % 2
+    pictures[labels == 1, :, :16] //= 3
+    examples = datasets.Examples(pictures, labels)
+    monkeypatch.setattr(datasets, "cifar10", lambda folder: datasets.Dataset(examples, examples))
+    task = load_task("cifar10(width=2)", tmp_path)
+    assert any(isinstance(module, torch.nn.BatchNorm2d) for module in task.model().modules())
+    before, after = learn(task, 30)
+    assert before < 0.7 < 0.9 < after
+    assert 0.175e6 < sum(p.numel() for p in load_task("cifar10", tmp_path).model().parameters()) < 0.185e6
 
 
 def test_without_a_file_the_text_is_pythons_own_reference():

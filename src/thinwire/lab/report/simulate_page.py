@@ -64,16 +64,25 @@ def study_table(study: Study) -> Table:
         measured = [point for point in points if point.vnmse is not None]
         table.add_row(
             scheme,
-            *(_mark(point, point.prediction.seconds * 1e3) for point in points),
-            *(_mark(point, point.prediction.bytes_sent / 1e6) for point in (points[0], points[-1])),
+            *(_milliseconds(point) for point in points),
+            *(_megabytes(point) for point in (points[0], points[-1])),
             *([f"{measured[0].vnmse:.1e}", f"{measured[-1].vnmse:.1e} ({measured[-1].workers})"] if measured else []),
         )
     return table
 
 
-def _mark(point: ScalePoint, value: float) -> str:
-    """Three digits or all there are before the point, and ~ where they are extrapolated."""
-    return "~" * point.extrapolated + (f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
+def _milliseconds(point: ScalePoint) -> str:
+    """With ~ where they are extrapolated; bytes never are."""
+    return "~" * point.extrapolated + _number(point.prediction.seconds * 1e3)
+
+
+def _megabytes(point: ScalePoint) -> str:
+    return _number(point.prediction.bytes_sent / 1e6)
+
+
+def _number(value: float) -> str:
+    """Three digits, or all there are before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def write_study(study: Study, file: Path) -> None:
@@ -90,7 +99,9 @@ def write_study(study: Study, file: Path) -> None:
         "workers": study.workers,
         "rows": rows,
     }
-    report.render_template("simulate.html", file, page | {"created": about.created, "mark": _mark})
+    report.render_template(
+        "simulate.html", file, page | {"created": about.created, "ms": _milliseconds, "mb": _megabytes}
+    )
 
 
 def _figure(study: Study, measure: Measure, looks: dict[str, figures.Style]) -> go.Figure:
@@ -114,4 +125,4 @@ def _figure(study: Study, measure: Measure, looks: dict[str, figures.Style]) -> 
 
 
 def _drawn_open(point: ScalePoint, measure: Measure) -> bool:
-    return point.extrapolated and measure is not MEASURES[2]
+    return point.extrapolated and measure is MEASURES[0]

@@ -1,1 +1,1 @@
-"""The papers' claims on their own set-ups, measured beside expected."""
+"""The papers' claims, as near to their set-ups as two cores allow, measured beside expected."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from rich import box
@@ -87,6 +87,34 @@ class Stoppable:
             for plan in () if self.stopped else plans:
                 found[plan] = run(plan)
         return found
+
+
+@dataclass
+class Findings:
+    """What the parts of a study have found so far, and what they are told: seeds, whom to tell, when to stop."""
+
+    seeds: int
+    progress: Progress
+    claims: list[Claim] = field(default_factory=list)
+    tables: list[Listing] = field(default_factory=list)
+    stop: Stoppable = field(default_factory=Stoppable)
+
+    @property
+    def reproduction(self) -> Reproduction:
+        return Reproduction(self.claims, self.tables, self.stop.stopped)
+
+
+Part = Callable[[Findings], None]  # adds to what was found
+
+
+def carried_out(parts: Mapping[str, Part], seeds: int, progress: Progress) -> Iterable[tuple[str, Reproduction]]:
+    """One part after the other, each with all that was found until then; none after a stop."""
+    findings = Findings(seeds, progress)
+    for name, part in parts.items():
+        part(findings)
+        yield name, findings.reproduction
+        if findings.stop.stopped:
+            return
 
 
 @dataclass(frozen=True)

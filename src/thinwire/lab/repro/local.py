@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,7 @@ from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.report import intervals
 from thinwire.lab.report.intervals import Interval
-from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, Reproduction, told
+from thinwire.lab.repro.claims import OURS, PAPER, Claim, Findings, Listing, Part, Progress, told
 from thinwire.lab.runs import timing
 from thinwire.lab.runs.record import Run, RunPlan
 from thinwire.lab.runs.run import execute
@@ -103,19 +104,21 @@ class Outcome:
         return self.total("bytes_sent") / self.total("rounds") / self.setting.options.get("parts", 1)
 
 
-def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
+def parts(quick: bool, data: Path | None) -> dict[str, Part]:
     """`data`: a text file, or a folder with train.txt; without it, the language reference that comes with Python.
 
     `quick`: fewer steps, the text alone.
     """
     net = links.resolved(NETWORK, WORKERS)
-    claims: list[Claim] = []
-    tables: list[Listing] = []
-    for task in (QUICK_TEXT,) if quick else (TEXT, IMAGES):
-        outcomes = train_all(task, settings(quick), net, seeds, data, progress)
-        claims += claims_of(task, outcomes)
-        tables.append(_table(task, outcomes, str(net)))
-    return Reproduction(claims, tables)
+
+    def train_on(task: str, found: Findings) -> None:
+        with found.stop:
+            outcomes = train_all(task, settings(quick), net, found.seeds, data, found.progress)
+            found.claims += claims_of(task, outcomes)
+            found.tables.append(_table(task, outcomes, str(net)))
+
+    every: dict[str, Part] = {"text": partial(train_on, QUICK_TEXT if quick else TEXT)}
+    return every if quick else every | {"images": partial(train_on, IMAGES)}
 
 
 def train_all(

@@ -11,6 +11,7 @@ class Paper:
     authors: str
     quick_seeds: int  # runs per setting, unless given
     full_seeds: int
+    parts: tuple[str, ...]  # that can be run by themselves
 
     @property
     def cited(self) -> str:
@@ -18,22 +19,28 @@ class Paper:
 
 
 PAPERS = {
-    "tnq": Paper("Truncated Non-Uniform Quantization for Distributed SGD", "Yan et al., 2024", 2, 5),
+    "tnq": Paper(
+        "Truncated Non-Uniform Quantization for Distributed SGD", "Yan et al., 2024", 2, 5,
+        ("errors", "training"),
+    ),
     "regtopk": Paper(
-        "Regularized Top-k: A Bayesian Framework for Gradient Sparsification", "Bereyhi et al., 2025", 2, 5
+        "Regularized Top-k: A Bayesian Framework for Gradient Sparsification", "Bereyhi et al., 2025", 2, 5,
+        ("regression", "toy", "images", "local"),
     ),
     "utility": Paper(
         "Beyond Throughput and Compression Ratios: Towards High End-to-end Utility of Gradient Compression",
-        "Han et al., 2024", 1, 3,
+        "Han et al., 2024", 1, 3, ("costs", "images", "text"),
     ),
     "powergossip": Paper(
-        "Practical Low-Rank Communication Compression in Decentralized Deep Learning", "Vogels et al., 2020", 2, 5
+        "Practical Low-Rank Communication Compression in Decentralized Deep Learning", "Vogels et al., 2020", 2, 5,
+        ("consensus", "spectrum", "fashion", "resnet"),
     ),
     "mqgrad": Paper(
-        "MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server", "Cui et al., 2018", 1, 8
+        "MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server", "Cui et al., 2018", 1, 8,
+        ("60mbit", "1gbit", "cnn", "density", "rank"),
     ),
     "local": Paper(
         "DiLoCo: Distributed Low-Communication Training of Language Models; Streaming DiLoCo; SparseLoCo",
-        "Douillard et al., 2023 and 2025; Sarfi et al., 2025", 1, 3,
+        "Douillard et al., 2023 and 2025; Sarfi et al., 2025", 1, 3, ("text", "images"),
     ),
 }  # fmt: skip

@@ -101,12 +101,13 @@ class Shards:
 
 
 class Replicas:
-    """Lets every worker hold, for a while, the mean of all workers' models."""
+    """Lets every worker hold, for a while, the mean of all workers' tensors."""
 
-    def __init__(self, model: nn.Module, file: Path, worker: int, workers: int, wait_for_all: Callable[[], object]):
-        floats = (buffer for buffer in model.buffers() if buffer.is_floating_point())
-        self._tensors = [*(p.data for p in model.parameters() if p.requires_grad), *floats]
-        self._rows = Rows(file, self._tensors, worker, workers)
+    def __init__(
+        self, tensors: Sequence[Tensor], file: Path, worker: int, workers: int, wait_for_all: Callable[[], object]
+    ):
+        self._tensors = tensors
+        self._rows = Rows(file, tensors, worker, workers)
         self._wait_for_all = wait_for_all
 
     @contextmanager
@@ -122,3 +123,8 @@ class Replicas:
         finally:
             for tensor, place in zip(self._tensors, self._rows.own, strict=True):
                 tensor.copy_(place.view(tensor.shape))
+
+
+def statistics(model: nn.Module) -> list[Tensor]:
+    """What a model keeps of its examples beside its weights, such as batch norm's running means."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]

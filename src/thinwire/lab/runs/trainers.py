@@ -8,14 +8,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from thinwire.front import attach
 from thinwire.lab.network import links
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.runs.launch import PATIENCE_SECONDS
-from thinwire.lab.runs.probe import Probe, Replicas, Shards
+from thinwire.lab.runs.probe import Probe, Replicas, Shards, statistics
 from thinwire.lab.runs.record import RunPlan
 from thinwire.lab.runs.topology import GossipTopology, HierarchicalTopology, ServerTopology, parse_topology
 from thinwire.lab.tasks.tasks import Task
@@ -92,6 +93,11 @@ class RunContext:
             group["lr"] *= self.plan.rate
         return optimizer
 
+    def replicas(self, tensors: Sequence[Tensor]) -> Replicas:
+        """Of these tensors, which every worker has."""
+        file = self.folder / "replicas"
+        return Replicas(tensors, file, self.worker, self.plan.workers, self.wait_for_all)
+
     def falling(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         """Call it after every step: the learning rate falls linearly to zero."""
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.steps)).step
@@ -136,13 +142,25 @@ def serve(context: RunContext, role: Role) -> dict[str, float]:
     return role.serve(optimizer=make, staleness=topology.staleness)
 
 
+def _averaged_statistics(model: nn.Module, context: RunContext) -> Callable[[], AbstractContextManager[None]]:
+    found = statistics(model)
+    return context.replicas(found).averaged if found else nullcontext
+
+
+# What DDP calls it (PyTorch 2.13 has a new name) to send the first worker's buffers to all in every step. Off: it is
+# traffic that no scheme has a say in. Every worker keeps its own, and their mean is evaluated.
+_NEW, _OLD = "forward_sync_buffers", "broadcast_buffers"
+_OWN_BUFFERS: dict[str, Any] = {_NEW if _NEW in inspect.signature(DistributedDataParallel).parameters else _OLD: False}
+
+
 class DDPTrainer(Trainer):
     """DistributedDataParallel with a wire: over all-reduce, or a parameter server with all workers in step."""
 
     def __init__(self, context: RunContext, exchange: Exchange, group: dist.ProcessGroup | None):
         plan = context.plan
         self.bare = context.task.model()
-        self.model = model = DistributedDataParallel(self.bare, process_group=group)
+        self.model = model = DistributedDataParallel(self.bare, process_group=group, **_OWN_BUFFERS)
+        self._statistics = _averaged_statistics(self.bare, context)
         self.wire = attach(model, plan.scheme, exchange=exchange, controller=plan.controller, seed=plan.seed)
         self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
@@ -157,6 +175,9 @@ class DDPTrainer(Trainer):
         self.wire.observe(loss)
         self._optimizer.step()
         self._fall()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._statistics()
 
     def stats(self) -> dict[str, float]:
         return self.wire.stats() | {"level": self._level}
@@ -225,6 +246,11 @@ class FSDPTrainer(Trainer):
         self._wire = attach(sharded, plan.scheme, replicas=replicas, exchange=exchange, seed=plan.seed)
         self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
+        # Statistics are not sharded: the model that is evaluated has those of the one that is trained.
+        for name, buffer in self.model.named_buffers():
+            owner, _, attribute = name.rpartition(".")
+            setattr(self.bare.get_submodule(owner), attribute, buffer)
+        self._statistics = _averaged_statistics(self.bare, context)
         replica, place = divmod(context.worker, shards)
         file = context.folder / f"weights-{replica}"
         self._shards = Shards(self.model, self.bare, file, place, shards, context.wait_for_all)
@@ -236,8 +262,10 @@ class FSDPTrainer(Trainer):
         self._optimizer.step()
         self._fall()
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self._shards.gathered()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self._shards.gathered(), self._statistics():
+            yield
 
     def stats(self) -> dict[str, float]:
         return self._wire.stats()
@@ -291,9 +319,8 @@ class GossipTrainer(Trainer):
         )  # fmt: skip
         self._optimizer = context.optimizer(self.model.parameters())
         self._fall = context.falling(self._optimizer)
-        self._replicas = Replicas(
-            self.model, context.folder / "replicas", context.worker, plan.workers, context.wait_for_all
-        )
+        weights = [p.data for p in self.model.parameters() if p.requires_grad]
+        self._replicas = context.replicas([*weights, *statistics(self.model)])
 
     def begin(self) -> None:
         self._optimizer.zero_grad()

@@ -1,5 +1,5 @@
 """PowerGossip (Vogels, Karimireddy and Jaggi, 2020): its claims, measured beside expected."""
 
-from thinwire.lab.repro.powergossip.powergossip import reproduce
+from thinwire.lab.repro.powergossip.powergossip import parts
 
-__all__ = ["reproduce"]
+__all__ = ["parts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from thinwire.gossip import graphs
-from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction, Stoppable
+from thinwire.lab.repro.claims import Findings, Part
 from thinwire.lab.repro.powergossip import equal_bytes, judged, reruns, spectrum
 from thinwire.lab.repro.powergossip.resnet import ResNetTraining
 from thinwire.lab.repro.powergossip.training import Training
@@ -17,39 +17,41 @@ CIFAR = ("cifar-10-batches-bin", "test_batch.bin")
 RESNET_SEEDS = 2  # at most: a run takes minutes
 
 
-def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
-    """What was measured, and the tables. Ctrl-C ends it with what is finished.
-
-    quick: half of the consensus and of the steps, embedded images, i.i.d. shards, nobody's training tuned. data: where
-    Fashion-MNIST lies, and CIFAR-10 for a ResNet; the embedded images serve without it.
+def parts(quick: bool, data: Path | None) -> dict[str, Part]:
+    """quick: half of the consensus and of the steps, embedded images, i.i.d. shards, nobody's training tuned. data:
+    where Fashion-MNIST lies, and CIFAR-10 for a ResNet; the embedded images serve without it.
     """
     if data is not None and not _has(data, *FASHION) and not _has(data, *CIFAR):
         raise ValueError(f"{data} holds neither Fashion-MNIST ({FASHION[1]}) nor CIFAR-10 ({CIFAR[1]})")
-    claims: list[Claim] = []
-    tables: list[Listing] = []
-    stop = Stoppable()
-    with stop:
-        tables.append(reruns.consensus_table(reruns.MARKS[:2] if quick else reruns.MARKS, claims, progress))
-        tables.append(reruns.bytes_table(claims))
-        tables.append(reruns.graph_table(claims, progress))
-        tables += equal_bytes.tables(quick, seeds, claims, progress)
-        tables.append(spectrum.table(_cnn(None), QUICK_STEPS if quick else STEPS, claims, progress))
-    for training, peers, count in _trainings(None if quick else data, seeds, quick):
-        if not stop.stopped:
-            tables += judged.tables(training, peers, count, claims, progress, stop)
-    return Reproduction(claims, tables, stopped=stop.stopped)
+    steps, peers = (QUICK_STEPS, judged.untuned()) if quick else (STEPS, judged.tuned())
 
+    def agree(found: Findings) -> None:
+        with found.stop:
+            marks = reruns.MARKS[:2] if quick else reruns.MARKS
+            found.tables.append(reruns.consensus_table(marks, found.claims, found.progress))
+            found.tables.append(reruns.bytes_table(found.claims))
+            found.tables.append(reruns.graph_table(found.claims, found.progress))
+            found.tables += equal_bytes.tables(quick, found.seeds, found.claims, found.progress)
 
-def _trainings(data: Path | None, seeds: int, quick: bool) -> list[tuple[judged.Trained, judged.Peers, int]]:
-    """What is trained, the peers with their settings to choose from, and how many seeds count."""
-    peers = judged.untuned() if quick else judged.tuned()
-    found: list[tuple[judged.Trained, judged.Peers, int]] = [
-        (_cnn(data, skew, QUICK_STEPS if quick else STEPS), peers, seeds) for skew in ((0.0,) if quick else (0.0, 0.5))
-    ]
-    if data is not None and _has(data, *CIFAR):
+    def look_at_differences(found: Findings) -> None:
+        with found.stop:
+            found.tables.append(spectrum.table(_cnn(None), steps, found.claims, found.progress))
+
+    def train(found: Findings, training: judged.Trained, peers: judged.Peers, seeds: int) -> None:
+        if not found.stop.stopped:
+            found.tables += judged.tables(training, peers, seeds, found.claims, found.progress, found.stop)
+
+    def train_cnn(found: Findings) -> None:
+        for skew in (0.0,) if quick else (0.0, 0.5):
+            train(found, _cnn(None if quick else data, skew, steps), peers, found.seeds)
+
+    def train_resnet(found: Findings) -> None:
+        assert data is not None
         resnet = ResNetTraining(datasets.cifar10(data), graphs.ring(8), steps=STEPS)
-        found.append((resnet, judged.of_the_authors(), min(seeds, RESNET_SEEDS)))
-    return found
+        train(found, resnet, judged.of_the_authors(), min(found.seeds, RESNET_SEEDS))
+
+    every: dict[str, Part] = {"consensus": agree, "spectrum": look_at_differences, "fashion": train_cnn}
+    return every | {"resnet": train_resnet} if data is not None and not quick and _has(data, *CIFAR) else every
 
 
 def _cnn(data: Path | None, skew: float = 0.0, steps: int = STEPS) -> Training:

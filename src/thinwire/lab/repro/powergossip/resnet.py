@@ -14,38 +14,9 @@ from torch.nn import functional
 from thinwire.gossip import GossipSimulation, graphs
 from thinwire.lab.repro.powergossip.training import GossipRun, accuracy, floats, graph_of
 from thinwire.lab.tasks.datasets import Dataset, Examples
+from thinwire.lab.tasks.resnets import resnet20
 
 CHANNELS = (8, 16, 32)  # the authors': 16, 32, 64
-
-
-class Block(nn.Module):
-    """Two convolutions and a way past them."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        stride = 1 if inputs == outputs else 2
-        self.first = _convolution(inputs, outputs, 3, stride)
-        self.second = _convolution(outputs, outputs, 3, 1)
-        self.past = nn.Identity() if stride == 1 else _convolution(inputs, outputs, 1, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.second(functional.relu(self.first(x))) + self.past(x))
-
-
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequential:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
-
-
-def resnet20(channels: Sequence[int] = CHANNELS) -> nn.Sequential:
-    """Three stages of three blocks; 69,000 weights at half width."""
-    layers: list[nn.Module] = [_convolution(3, channels[0], 3, 1), nn.ReLU()]
-    inputs = channels[0]
-    for outputs in channels:
-        for _ in range(3):
-            layers.append(Block(inputs, outputs))
-            inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
 @dataclass(frozen=True)
@@ -70,7 +41,7 @@ class ResNetTraining:
         began = time.perf_counter()
         feeds = self._feeds(seed)
         torch.manual_seed(seed)
-        replicas = [resnet20() for _ in feeds]
+        replicas = [resnet20(CHANNELS) for _ in feeds]
         for replica in replicas[1:]:
             replica.load_state_dict(replicas[0].state_dict())
         optimizers = [

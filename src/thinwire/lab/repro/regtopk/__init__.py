@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction, Stoppable
+from thinwire.lab.repro.claims import Findings, Part
 from thinwire.lab.repro.regtopk import images, regression, toy
+from thinwire.lab.tasks import datasets
 
 
-def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
-    """What was measured, and the tables. Ctrl-C ends it with what is finished.
+def parts(quick: bool, data: Path | None) -> dict[str, Part]:
+    """`quick`: fewer densities and rounds, and no local steps. `data`: where CIFAR-10 lies; without it, the embedded
+    images."""
+    dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
+    source = "the embedded images" if data is None else "CIFAR-10"
 
-    `quick`: fewer densities and rounds. `data`: where CIFAR-10 lies.
-    """
-    claims: list[Claim] = []
-    tables: list[Listing] = []
-    stop = Stoppable()
-    with stop:
-        tables.append(regression.regression_table(quick, seeds, claims, progress))
-        tables += regression.option_tables(quick, seeds, claims, progress)
-        tables.append(toy.toy_table(claims))
-    tables += images.tables(quick, data, seeds, claims, progress, stop)
-    return Reproduction(claims, tables, stopped=stop.stopped)
+    def solve(found: Findings) -> None:
+        with found.stop:
+            found.tables.append(regression.regression_table(quick, found.seeds, found.claims, found.progress))
+            found.tables += regression.option_tables(quick, found.seeds, found.claims, found.progress)
+
+    def play(found: Findings) -> None:
+        found.tables.append(toy.toy_table(found.claims))
+
+    def classify(found: Findings) -> None:
+        training = images.ImageRun(rounds=240) if data or not quick else images.ImageRun(rounds=12, width=4)
+        images.add_table(training, source, dataset, found, quick)
+
+    def take_local_steps(found: Findings) -> None:
+        images.add_local_table(source, dataset, found)
+
+    every: dict[str, Part] = {"regression": solve, "toy": play, "images": classify}
+    return every if quick else every | {"local": take_local_steps}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, stdev
 
 import torch
@@ -13,9 +12,9 @@ from torch.nn import functional
 
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.report import intervals
-from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, Progress, Stoppable
-from thinwire.lab.repro.regtopk.resnet import resnet18
+from thinwire.lab.repro.claims import OURS, PAPER, Claim, Findings, Listing, Progress, Stoppable
 from thinwire.lab.tasks import datasets
+from thinwire.lab.tasks.resnets import resnet18
 
 FIRST_SEED = 10  # the rate was looked at on others
 EARLY = 10  # rounds, of which the re-sent share is told apart
@@ -133,20 +132,14 @@ Plan = tuple[int, float, Row]  # seed, density, row
 Runs = dict[tuple[float, Row], list[Outcome]]
 
 
-def tables(
-    quick: bool, data: Path | None, seeds: int, claims: list[Claim], progress: Progress, stop: Stoppable
-) -> list[Listing]:  # fmt: skip
-    """`data`: CIFAR-10; without it, the embedded images. `quick`: few rounds, one density, and no local steps."""
-    dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
-    source = "the embedded images" if data is None else "CIFAR-10"
-    training = ImageRun(rounds=240) if data or not quick else ImageRun(rounds=12, width=4)
+def add_table(training: ImageRun, source: str, dataset: datasets.Dataset, found: Findings, quick: bool = False) -> None:
+    """`quick`: one density."""
     densities = DENSITIES[:1] if quick else DENSITIES
     wanted = [(0.0, UNCOMPRESSED), *((density, row) for density in densities for row in rows_at(density, quick))]
-    runs = train(training, wanted, seeds, dataset, progress, stop)
+    runs = train(training, wanted, found.seeds, dataset, found.progress, found.stop)
     where = f"ResNet-18 topology, width {training.width}, {source}, {training.rounds} rounds"
-    claims += [claim for density in densities for claim in claims_of(where, density, runs)]
-    found = [image_table(where, runs)]
-    return found if quick else [*found, _local_table(source, dataset, claims, progress, stop)]
+    found.claims += [claim for density in densities for claim in claims_of(where, density, runs)]
+    found.tables.append(image_table(where, runs))
 
 
 def train(
@@ -208,24 +201,22 @@ def claims_of(where: str, density: float, runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _local_table(
-    source: str, dataset: datasets.Dataset, claims: list[Claim], progress: Progress, stop: Stoppable
-) -> Listing:  # fmt: skip
+def add_local_table(source: str, dataset: datasets.Dataset, found: Findings) -> None:
     """One seed: it is the re-sent share that is looked at."""
     rows = []
     density = DENSITIES[1]
     for local, rounds in LOCAL.items():
         training = ImageRun(rounds=rounds, local=local)
         wanted = [(density, row) for row in rows_at(density, quick=True)[2:]]
-        runs = train(training, wanted, 1, dataset, progress, stop)
+        runs = train(training, wanted, 1, dataset, found.progress, found.stop)
         for (_, row), (outcome, *_) in runs.items():
             shares = [f"{outcome.early:.1%}", f"{outcome.resent:.1%}"]
             rows.append([local, rounds, row.title, round(outcome.accuracy, 1), *shares])
             if row.title == TOPK:
-                claims.append(_fading(source, local, outcome))
+                found.claims.append(_fading(source, local, outcome))
     columns = ["local steps", "rounds", "scheme", "test accuracy, %", f"re-sent, first {EARLY} rounds", "re-sent"]
     title = f"Gradients taken after local steps, {source}, density {density:.2%}, one seed, weights not trained before"
-    return Listing(title, columns, rows)
+    found.tables.append(Listing(title, columns, rows))
 
 
 def _fading(source: str, local: int, outcome: Outcome) -> Claim:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction, Stoppable
+from thinwire.lab.repro.claims import Findings, Part
 from thinwire.lab.repro.tnq import errors, training
 
 
-def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
-    """What was measured, and the tables. Ctrl-C ends it with what is finished.
+def parts(quick: bool, data: Path | None) -> dict[str, Part]:
+    """`quick`: 2 bits, fewer rates and steps. `data` is not needed."""
 
-    `quick`: 2 bits, fewer rates and steps. `data` is not needed.
-    """
-    claims: list[Claim] = []
-    tables: list[Listing] = []
-    stop = Stoppable()
-    with stop:
-        tables.append(errors.laplace_table(claims, progress))
-        tables.append(errors.gradient_table(claims, progress))
-    tables += training.tables(quick, seeds, claims, progress, stop)
-    return Reproduction(claims, tables, stopped=stop.stopped)
+    def measure_errors(found: Findings) -> None:
+        with found.stop:
+            found.tables.append(errors.laplace_table(found.claims, found.progress))
+            found.tables.append(errors.gradient_table(found.claims, found.progress))
+
+    def train(found: Findings) -> None:
+        found.tables += training.tables(quick, found.seeds, found.claims, found.progress, found.stop)
+
+    return {"errors": measure_errors, "training": train}

@@ -1,5 +1,5 @@
 """Han et al., 2024, on the utility of gradient compression: its claims, measured beside expected."""
 
-from thinwire.lab.repro.utility.utility import reproduce
+from thinwire.lab.repro.utility.utility import parts
 
-__all__ = ["reproduce"]
+__all__ = ["parts"]

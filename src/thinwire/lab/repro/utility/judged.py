@@ -18,6 +18,7 @@ from thinwire.lab.repro.utility.ladders import (
     CHUNKS,
     CODED,
     FP16,
+    FP32,
     FULL,
     PARTIAL,
     RANKS,
@@ -122,7 +123,7 @@ def _baseline_claims(results: Sequence[RungResult], by_rung: dict[Rung, RungResu
             f"{at}: fp32 is a weak baseline, fp16 alone is at the target sooner",
             times(fp16.row.speedup_fp32) or "not reached",
             f"at least {WORTH:g}x",
-            told((fp16.row.speedup_fp32 or 0.0) >= WORTH),
+            _worth(fp16, by_rung.get(FP32)),
             PAPER,
         ),
         Claim(
@@ -136,6 +137,16 @@ def _baseline_claims(results: Sequence[RungResult], by_rung: dict[Rung, RungResu
     if BF16 in by_rung:
         claims.append(_sooner(fp16, by_rung[BF16], f"{at}: computing in 16 bits, too, is a stronger baseline", OURS))
     return claims
+
+
+def _worth(ours: RungResult, theirs: RungResult | None) -> str:
+    """Whether ours is at the target sooner, by what pays, seed by seed."""
+    if theirs is None or not math.isfinite(ours.seconds) or not math.isfinite(theirs.seconds):
+        return told((ours.row.speedup_fp32 or 0.0) >= WORTH)
+    first, second = _by_seed(theirs), _by_seed(ours)
+    both = [seed for seed in first if seed in second]
+    gain = intervals.ratio([first[seed] for seed in both], [second[seed] for seed in both])
+    return intervals.verdict(gain, -math.log(WORTH))
 
 
 def between_links(by_link: dict[str, list[RungResult]], task: str) -> list[Claim]:

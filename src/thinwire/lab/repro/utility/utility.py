@@ -8,7 +8,7 @@ from pathlib import Path
 from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.report import table
-from thinwire.lab.repro.claims import Claim, Listing, Progress, Reproduction, Stoppable
+from thinwire.lab.repro.claims import Findings, Part, Progress, Stoppable
 from thinwire.lab.repro.utility import costs, judged, listings, proxies
 from thinwire.lab.repro.utility.judged import RungResult
 from thinwire.lab.repro.utility.ladders import RUNGS, Rung
@@ -26,35 +26,46 @@ COUNTS, QUICK_COUNTS = (2, 4, 8), (2, 4)
 TURNS = 3  # of the measurements of scaling
 
 
-def reproduce(quick: bool, data: Path | None, seeds: int, progress: Progress) -> Reproduction:
-    """Real runs on the lab's network. Ctrl-C ends it with what is finished.
+def parts(quick: bool, data: Path | None) -> dict[str, Part]:
+    """Real runs on the lab's network.
 
     quick: half of the rungs, a tenth of the model, one link. data: where a text lies, wikitext-2/train.txt; without it
     nothing is trained on text.
     """
-    claims: list[Claim] = []
-    tables: list[Listing] = []
-    stop = Stoppable()
     rungs = [rung for rung in RUNGS if rung.quick or not quick]
     task, late, counts = (QUICK_TASK, QUICK_LATE, QUICK_COUNTS) if quick else (TASK, LATE, COUNTS)
     networks = NETWORKS[:1] if quick else NETWORKS
-    errors: dict[str, tuple[float, float]] = {}
-    loaded = load_task(task)
-    with stop:
+    measured: dict[str, tuple[float, float]] = {}
+
+    def errors(progress: Progress) -> dict[str, tuple[float, float]]:
+        """On gradients of the images' model, early and late; measured once for both parts that show them."""
         specs = list(dict.fromkeys(rung.spec for rung in rungs))
-        errors = proxies.vnmses(loaded, specs, late, WORKERS, progress)
-        claims += judged.error_claims(errors)
-        alike = [rung for rung in rungs if rung.compute == "fp32"]
-        tables.append(costs.breakdown(alike, loaded.model(), WORKERS, claims, progress))
-        tables.append(costs.scaling(task, networks[0], counts, 1 if quick else TURNS, claims, progress))
-    workloads: list[tuple[str, Path | None, list[Rung], Sequence[str]]] = [(task, None, rungs, networks)]
-    if not quick and data is not None and has_text(data):
-        workloads.append((TEXT, data, [rung for rung in rungs if rung.text], networks[:1]))
-    for name, where, chosen, over in workloads:
-        if not stop.stopped:
-            record = train(name, where, chosen, over, seeds, progress, stop)
-            _tell(record, chosen, errors if where is None else {}, claims, tables)
-    return Reproduction(claims, tables, stopped=stop.stopped)
+        if not measured:
+            measured.update(proxies.vnmses(load_task(task), specs, late, WORKERS, progress))
+        return measured
+
+    def count_costs(found: Findings) -> None:
+        with found.stop:
+            found.claims += judged.error_claims(errors(found.progress))
+            alike = [rung for rung in rungs if rung.compute == "fp32"]
+            model = load_task(task).model()
+            found.tables.append(costs.breakdown(alike, model, WORKERS, found.claims, found.progress))
+            turns = 1 if quick else TURNS
+            found.tables.append(costs.scaling(task, networks[0], counts, turns, found.claims, found.progress))
+
+    def classify(found: Findings) -> None:
+        with found.stop:
+            known = errors(found.progress)
+            record = train(task, None, rungs, networks, found.seeds, found.progress, found.stop)
+            _tell(record, rungs, known, found)
+
+    def read(found: Findings) -> None:
+        chosen = [rung for rung in rungs if rung.text]
+        record = train(TEXT, data, chosen, networks[:1], found.seeds, found.progress, found.stop)
+        _tell(record, chosen, {}, found)
+
+    every: dict[str, Part] = {"costs": count_costs, "images": classify}
+    return every | {"text": read} if not quick and data is not None and has_text(data) else every
 
 
 def train(
@@ -117,8 +128,7 @@ def _tell(
     record: Record,
     rungs: Sequence[Rung],
     errors: dict[str, tuple[float, float]],
-    claims: list[Claim],
-    tables: list[Listing],
+    found: Findings,
 ) -> None:
     """The claims and the tables of what was trained, link by link."""
     if not record.runs:
@@ -127,10 +137,10 @@ def _tell(
     for each in record.by_network():
         results = results_of(rungs, each, errors)
         by_link[each.runs[0].plan.network] = results
-        claims += judged.claims_of(results, each)
-        tables.append(listings.result_table(results, each))
-        tables.append(listings.order_table(results, each))
-    claims += judged.between_links(by_link, record.config["tasks"][0])
+        found.claims += judged.claims_of(results, each)
+        found.tables.append(listings.result_table(results, each))
+        found.tables.append(listings.order_table(results, each))
+    found.claims += judged.between_links(by_link, record.config["tasks"][0])
 
 
 def results_of(rungs: Sequence[Rung], record: Record, errors: dict[str, tuple[float, float]]) -> list[RungResult]:
