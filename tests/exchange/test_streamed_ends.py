@@ -5,12 +5,13 @@ import gc
 import pytest
 import torch
 
-from helpers.played import SIDE, TRAINING, TooEarly, on_a_device
+from helpers.played import SIDE, TRAINING, Played, TooEarly, on_a_device
 from helpers.trace import overlapped
 from thinwire.core.layout import Layout
 from thinwire.core.memory import Memory
 from thinwire.exchange.lane import Streamed
 from thinwire.exchange.transport import Transport
+from thinwire.reducer import Reducer
 
 
 def writes(buffer):
@@ -115,6 +116,15 @@ def test_memory_that_is_let_go_of_too_early_is_found(monkeypatch):
         del two
         with device.turn():  # after training's stream, and so after that
             three.add_(1)
+
+
+def test_what_the_host_takes_to_start_a_step_is_not_what_training_waits(monkeypatch):
+    with monkeypatch.context() as patch, on_a_device(patch) as device:
+        reducer = Reducer({"w": torch.zeros(40, 40)}, "qsgd(bits=4)", None, exchange=Played(device, 3))
+        gradient = torch.ones(40, 40)
+        device.bring(gradient)
+        reducer.reduce({"w": gradient})
+        assert reducer.stats()["exposed_seconds"] == 0, "the device, which knows, has not got there"
 
 
 def test_two_lanes_of_one_device_start_in_the_order_of_their_jobs(monkeypatch):
