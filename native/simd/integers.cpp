@@ -108,6 +108,8 @@ inline void unpack64(const uint8_t* in, T* values) {
         uint8_t codes[group];
         unpack<W>(in, codes);
         for (int k = 0; k < group; ++k) values[k] = static_cast<T>(static_cast<uint8_t>((codes[k] ^ half) - half));
+    } else if constexpr (sizeof(T) == 4) {
+        for (int k = 0; k < group; k += 8) unpack8<W>(in + k / 8 * W, values + k);
     } else {
         int32_t wide[group];
         for (int k = 0; k < group; k += 8) unpack8<W>(in + k / 8 * W, wide + k);

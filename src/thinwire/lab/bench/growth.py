@@ -67,16 +67,14 @@ def grow(
 
 
 def table(rows: Sequence[Grown]) -> Table:
-    """A row for each scheme, two columns for each point."""
-    shown = plain_table("one worker's step per element, on 1 thread: nanoseconds, and copies of the gradient")
+    """A row for each scheme, a column for each point."""
+    shown = plain_table("one worker's step per element, on 1 thread: nanoseconds, memcpys")
     points = list(dict.fromkeys((row.weights, row.workers) for row in rows))
     for weights, workers in points:
-        for unit in ("ns", "memcpys"):
-            shown.add_column(f"{weights / 1e6:.0f} M, {workers}\n{unit}", justify="right", no_wrap=True)
+        shown.add_column(f"{weights / 1e6:.0f} M, {workers}", justify="right", no_wrap=True)
     for scheme in dict.fromkeys(row.scheme for row in rows):
         own = {(row.weights, row.workers): row for row in rows if row.scheme == scheme}
-        cells = [f"{value:.1f}" for point in points for value in (own[point].nanoseconds, own[point].memcpys)]
-        shown.add_row(scheme, *cells)
+        shown.add_row(scheme, *(f"{own[point].nanoseconds:.1f}, {own[point].memcpys:.1f}" for point in points))
     return shown
 
 

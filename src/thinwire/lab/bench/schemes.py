@@ -214,14 +214,14 @@ def tables(rows: Sequence[SchemeRow]) -> list[Table]:
 
 
 def plain_table(title: str) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("scheme", no_wrap=True)
     return table
 
 
 _SHORT = {
-    "statistics": "stat", "select": "sel", "rotate": "rot", "quantise": "quan", "products": "prod",
-    "orthonormalise": "orth", "feedback": "feed", "decode": "deco", "other": "else", "python": "py",
+    "copy": "cop", "statistics": "sta", "select": "sel", "rotate": "rot", "quantise": "qua", "pack": "pac",
+    "products": "pro", "orthonormalise": "ort", "feedback": "fee", "decode": "dec", "other": "els", "python": "py",
 }  # fmt: skip
 
 
