@@ -7,6 +7,7 @@
 
 #include "blocks.h"
 #include "ranges.h"
+#include "sums.h"
 
 namespace thinwire {
 namespace {
@@ -86,18 +87,72 @@ bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, add
            [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, to); });
 }
 
+// A table of levels, and its bytes where they are of use.
+class Levels {
+  public:
+    Levels(int bits, address level, address next, address interval, address cell, int cells, int crowd, float cells_per_unit)
+        : table{at<const float>(level), at<const float>(next), at<const Pair>(interval),
+                at<const Pair>(cell), cells, crowd, cells_per_unit} {
+        if (instruction_set() == InstructionSet::avx512vbmi && LevelBytes::made_for(bits)) table.bytes = &bytes_.emplace(table, bits);
+    }
+    Levels(const Levels&) = delete;
+
+    LevelTable table;
+
+  private:
+    std::optional<LevelBytes> bytes_;
+};
+
 void quantize_levels(address x, index n, address starts, index stretches, index block, int bits, address level,
                      address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
                      index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
-    LevelTable table = {at<const float>(level), at<const float>(next), at<const Pair>(interval),
-                        at<const Pair>(cell), cells, crowd, cells_per_unit};
-    std::optional<LevelBytes> bytes;
-    if (instruction_set() == InstructionSet::avx512vbmi && LevelBytes::made_for(bits)) table.bytes = &bytes.emplace(table, bits);
+    const Levels levels(bits, level, next, interval, cell, cells, crowd, cells_per_unit);
+    const LevelTable& table = levels.table;
     const auto loop = quantize_loops().levels;
     encode(x, n, {starts, stretches, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, table, range, draws, to, left);
            });
+}
+
+// Where Laplace data are truncated: `threshold` scales out, or at the largest element. See reference/laplace.py, whose
+// roundings these are, one after the other.
+float truncation(const Statistics& found, index count, float threshold, bool moments) {
+    const float mean = static_cast<float>(found.magnitude / static_cast<double>(count));
+    float scale = mean;
+    if (moments) {
+        const float half = static_cast<float>(found.square) / static_cast<float>(2 * count);
+        const float root = std::sqrt(half);
+        const float product = root * std::sqrt(root);
+        if (half > 0x1p-100f && half < INFINITY) scale = product / std::sqrt(mean);
+    }
+    const float reach = scale * threshold;
+    if (std::isnan(reach) || std::isnan(found.peak)) return std::nanf("");
+    return std::min(reach, found.peak);
+}
+
+// Settle, look, choose a range, quantise and pack: block by block, each read once from memory.
+void quantize_laplace(address x, index n, address starts, index stretches, index block, int bits, address level,
+                      address next, address interval, address cell, int cells, int crowd, float cells_per_unit,
+                      float threshold, bool moments, address owed, address radius, index radii, address keys,
+                      address counters, address out, index out_bytes, address lost, int threads) {
+    require(block > 0 && block <= largest_tile, "blocks have 1 to 4096 elements here");
+    const Levels levels(bits, level, next, interval, cell, cells, crowd, cells_per_unit);
+    const auto loop = quantize_loops().levels;
+    const auto& look = statistics_loops();
+    const Blocked blocked{starts, stretches, block, radii};
+    blocked.pieces(n, bits, out_bytes).run(threads, [&](const Piece& piece) {
+        const Draws draws = draws_of(keys, counters, piece.stretch, piece.place);
+        alignas(64) float sums[largest_tile];
+        for_blocks(piece, block, bits, [&](index begin, index end, index number, index byte) {
+            const float* from = at<const float>(x) + begin;
+            if (owed) look.add(from, at<const float>(owed) + begin, end - begin, sums), from = sums;
+            const float found = truncation(look.of(from, end - begin, Wanted::magnitude_peak_square), end - begin, threshold, moments);
+            at<float>(radius)[number] = found;
+            loop(from, end - begin, bits, levels.table, effective(found), after(draws, begin - piece.begin),
+                 at<std::uint8_t>(out) + byte, lost ? at<float>(lost) + begin : nullptr);
+        });
+    });
 }
 
 bool dequantize_levels(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
@@ -142,6 +197,7 @@ void bind_quantize(nb::module_& m) {
     m.def("quantize_uniform", quantize_uniform, without_gil());
     m.def("dequantize_uniform", dequantize_uniform, without_gil());
     m.def("quantize_levels", quantize_levels, without_gil());
+    m.def("quantize_laplace", quantize_laplace, without_gil());
     m.def("dequantize_levels", dequantize_levels, without_gil());
 }
 

@@ -8,7 +8,7 @@ from thinwire import kernels
 from thinwire.kernels import Levels, reference
 
 COMPOSED = {"block_absmax"}  # of other operations, in the face
-WITHOUT_TRITON = {"keep_", "sum_halves"}  # a copy, and what is for gloo
+WITHOUT_TRITON = {"keep_", "quantize_laplace", "sum_halves"}  # a copy, two passes there, and what is for gloo
 
 N, BLOCK, BITS = 300, 64, 4
 STARTS, KEYS, COUNTERS = torch.tensor([0, 100, N]), torch.tensor([5, -7]), torch.tensor([0, 9])
@@ -53,6 +53,13 @@ def banked(operation):
     how = {"keys": KEYS, "counters": COUNTERS, "out": out, "lost": lost}
     operation(x(), STARTS, BANK, torch.tensor([2, 0]), RANGES[:2], **how)
     return torch.cat([out.float(), lost])
+
+
+def truncated(operation):
+    radius, out, lost = torch.zeros(6), torch.zeros(N // 2, dtype=torch.uint8), torch.zeros(N)
+    how = {"keys": KEYS, "counters": COUNTERS, "out": out, "owed": x(1), "lost": lost}
+    operation(x(), STARTS, BLOCK, LEVELS, 2.5, moments=True, radius=radius, **how)
+    return torch.cat([radius, out.float(), lost])
 
 
 def unbanked(operation):
@@ -134,6 +141,7 @@ CASES = {
     "pack_ints": lambda call: into(call, ints(N), BITS, torch.zeros(N // 2, dtype=torch.uint8)),
     "put_": lambda call: within(call, x(), PLACES, x(1)[: len(PLACES)]),
     "quantize_bank": lambda call: banked(call),
+    "quantize_laplace": lambda call: truncated(call),
     "quantize_levels": lambda call: quantized(call, LEVELS, RANGES),
     "quantize_uniform": lambda call: quantized(call, BITS, RANGES),
     "random_u32": lambda call: call(KEYS[:1], torch.arange(N)),

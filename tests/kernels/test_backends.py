@@ -39,6 +39,8 @@ def test_one_call_of_each_operation(backend, name):
     assert expected.count_nonzero() > 0
     if name == "block_statistics":  # sums agree within one unit in the last place
         assert all(torch.allclose(one, expected, rtol=2e-7, atol=0) for one in found)
+    elif name == "quantize_laplace":  # ranges are made of such sums; see test_laplace
+        assert all(torch.allclose(one, expected, rtol=1e-6, atol=1e-6) for one in found)
     else:
         assert all(one.dtype is expected.dtype and torch.equal(one, expected) for one in found)
 

@@ -33,7 +33,6 @@ HOT = (
     "_fill",
     "_round",
     "_unround",
-    "_code",
     "_uncode",
     "_give",
     "_count",

@@ -22,11 +22,13 @@ from thinwire.kernels.integers import add_packed, add_packed_saturating, pack_in
 from thinwire.kernels.levels import Levels
 from thinwire.kernels.products import outer_product, times_columns, times_rows
 from thinwire.kernels.quantize import (
+    LONGEST,
     dequantize_levels_add,
     dequantize_levels_sum,
     dequantize_uniform_add,
     dequantize_uniform_sum,
     packed_bytes,
+    quantize_laplace,
     quantize_levels,
     quantize_uniform,
 )
@@ -35,12 +37,12 @@ from thinwire.kernels.sparse import gather, put_, scatter_add, take_, top_k
 from thinwire.kernels.warm import Shapes, warm_up
 
 __all__ = [
-    "Levels", "Shapes", "add_packed", "add_packed_saturating", "all_finite", "at_hand", "block_absmax",
+    "LONGEST", "Levels", "Shapes", "add_packed", "add_packed_saturating", "all_finite", "at_hand", "block_absmax",
     "block_statistics", "carried", "cast_add", "decode_indices", "dequantize_bank_add", "dequantize_levels_add",
     "dequantize_levels_sum", "dequantize_uniform_add", "dequantize_uniform_sum", "doubt", "draw_places",
     "encode_indices", "gather", "hadamard_", "index_bytes", "keep_", "keep_finite_", "narrow", "native",
     "outer_product", "outlive", "pack_ints", "packed_bytes", "packed_int_bytes", "padded_numel", "put_",
-    "quantize_bank", "quantize_levels", "quantize_uniform", "random_u32", "reference", "rotate_quantize",
-    "rotate_round", "scale_cast", "scatter_add", "seen_nonfinite", "spoil_", "sum_halves", "take_", "times_columns",
-    "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "warm_up", "widen",
+    "quantize_bank", "quantize_laplace", "quantize_levels", "quantize_uniform", "random_u32", "reference",
+    "rotate_quantize", "rotate_round", "scale_cast", "scatter_add", "seen_nonfinite", "spoil_", "sum_halves", "take_",
+    "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "warm_up", "widen",
 ]  # fmt: skip

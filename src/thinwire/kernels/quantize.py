@@ -12,6 +12,7 @@ from thinwire.kernels.backends import implementation, reference
 from thinwire.kernels.levels import Levels
 
 _WORKING = (torch.float32, torch.float64)
+LONGEST = 4096  # elements of a block that is held in the cache while it is looked at and quantised
 
 
 def packed_bytes(starts: Tensor, block: int, bits: int) -> int:
@@ -48,6 +49,24 @@ def quantize_levels(
     implementation(reference.quantize_levels, x.device, x.dtype, scale.dtype)(
         x, starts, block, levels, scale, keys=keys, counters=counters, out=out, lost=lost
     )
+
+
+def quantize_laplace(
+    x: Tensor, starts: Tensor, block: int, levels: Levels, threshold: float, *,
+    moments: bool, radius: Tensor, keys: Tensor | None, counters: Tensor, out: Tensor,
+    owed: Tensor | None = None, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    """`quantize_levels` of x + owed, truncated where each block's Laplace fit says, which is written to `radius`.
+
+    Blocks of 1 to LONGEST elements. In one pass: what was two, and the sum between them. See `reference.laplace`.
+    """
+    check.within("block", block, 1, LONGEST)
+    _check_encode(x, starts, block, levels.bits, radius, keys, counters, out, lost)
+    check.optional("owed", owed, dtypes=(x.dtype,), like=x, numel=x.numel())
+    implementation(reference.quantize_laplace, x.device, x.dtype, radius.dtype)(
+        x, starts, block, levels, threshold,
+        moments=moments, radius=radius, keys=keys, counters=counters, out=out, owed=owed, lost=lost,
+    )  # fmt: skip
 
 
 def dequantize_uniform_add(

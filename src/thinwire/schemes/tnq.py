@@ -110,6 +110,13 @@ class TNQ(_tables.Grouped):
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         layout, bits = bucket.layout, int(level)
         radius, shapes, codes = self.fields(out, layout)
+        if 0 < self.block <= kernels.LONGEST and kernels.at_hand(bucket.flat):  # the same as below, in one pass
+            kernels.quantize_laplace(
+                bucket.flat, layout.starts, self.block, _tables.laplace_blocks(bits, self.block, self._threshold(bits)),
+                self._threshold(bits), moments=self.scale == "moments", radius=radius, keys=bucket.keys(),
+                counters=layout.counters, out=codes, owed=bucket.owed, lost=bucket.lost,
+            )  # fmt: skip
+            return
         group = _tables.laplace_statistics(bucket, self.block, self.scale, radius)
         torch.minimum(torch.mul(group.scale, self._threshold(bits), out=radius), group.largest, out=radius)
         if self.block:

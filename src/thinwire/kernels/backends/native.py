@@ -19,7 +19,7 @@ from thinwire.kernels.backends.memory import or_empty
 from thinwire.kernels.backends.reference.indices import index_bytes, low_bits
 from thinwire.kernels.levels import Levels
 
-ABI = 5  # what this package expects of the compiled module
+ABI = 6  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
 PER_THREAD = 1 << 20  # entries: to wake a thread for fewer costs more than it saves
@@ -264,6 +264,19 @@ def quantize_levels(
         x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table),
         _table(levels.next), _table(levels.interval), _table(levels.cell), levels.cells, levels.crowd,
         levels.cells_per_unit, scale.data_ptr(), scale.numel(),
+        _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
+    )  # fmt: skip
+
+
+def quantize_laplace(
+    x: Tensor, starts: Tensor, block: int, levels: Levels, threshold: float, *,
+    moments: bool, radius: Tensor, keys: Tensor | None, counters: Tensor, out: Tensor,
+    owed: Tensor | None = None, lost: Tensor | None = None,
+) -> None:  # fmt: skip
+    module().quantize_laplace(
+        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table),
+        _table(levels.next), _table(levels.interval), _table(levels.cell), levels.cells, levels.crowd,
+        levels.cells_per_unit, threshold, moments, _address(owed), radius.data_ptr(), radius.numel(),
         _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
     )  # fmt: skip
 

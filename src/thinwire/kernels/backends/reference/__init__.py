@@ -16,6 +16,7 @@ from thinwire.kernels.backends.reference.draws import draw_places, random_u32
 from thinwire.kernels.backends.reference.hadamard import hadamard_
 from thinwire.kernels.backends.reference.indices import decode_indices, encode_indices, index_bytes
 from thinwire.kernels.backends.reference.integers import add_packed, add_packed_saturating, pack_ints
+from thinwire.kernels.backends.reference.laplace import quantize_laplace
 from thinwire.kernels.backends.reference.products import outer_product, times_columns, times_rows
 from thinwire.kernels.backends.reference.quantize import (
     dequantize_levels_add,
@@ -37,7 +38,8 @@ __all__ = [
     "add_packed", "add_packed_saturating", "all_finite", "block_statistics", "cast_add", "decode_indices",
     "dequantize_bank_add", "dequantize_levels_add", "dequantize_levels_sum", "dequantize_uniform_add",
     "dequantize_uniform_sum", "draw_places", "encode_indices", "gather", "hadamard_", "index_bytes", "keep_",
-    "keep_finite_", "narrow", "outer_product", "pack_ints", "put_", "quantize_bank", "quantize_levels",
-    "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast", "scatter_add", "sum_halves",
-    "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum", "unrotate_sum", "widen",
+    "keep_finite_", "narrow", "outer_product", "pack_ints", "put_", "quantize_bank", "quantize_laplace",
+    "quantize_levels", "quantize_uniform", "random_u32", "rotate_quantize", "rotate_round", "scale_cast",
+    "scatter_add", "sum_halves", "take_", "times_columns", "times_rows", "top_k", "unrotate_levels_sum",
+    "unrotate_sum", "widen",
 ]  # fmt: skip
