@@ -26,7 +26,7 @@ from thinwire.control.controller import WINDOW
 from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
 from thinwire.core.request import Max, Sum
-from thinwire.core.scheme import Codec, Conversation, Knob, Wrapper, innermost
+from thinwire.core.scheme import Codec, Conversation, Knob, Scheme, Wrapper, innermost
 from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Job
 
@@ -57,6 +57,7 @@ class Steering:
         menu = self.controller.menu(turned.knob.menu)
         self.controller.knob = turned.knob.name
         self.controller.start(menu)
+        self._turned = turned
         self.level: float = self.controller.first(turned.level, menu)
         self.due: bool = False  # the step under way is the last before a decision: measure it
         self.wonders: float | None = None  # a level whose error to measure in it, too
@@ -115,7 +116,7 @@ class Steering:
                 _ratio(squares["lost"], squares["given"]), tuple(self._history),
                 squares["all given"] / steps / self.scale**2, squares["all means"] / steps / self.scale**2,
                 math.nan if wondered is None else wondered, _ratio(squares["wondered"], squares["given"]),
-                exchange.workers,
+                exchange.workers, float(isinstance(self._turned, Scheme) and exchange.relays(self._turned)),
             )  # fmt: skip
 
         lane = exchange.lane

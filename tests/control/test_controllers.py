@@ -181,6 +181,34 @@ def test_mqgrad_is_no_later_than_every_fixed_level_and_chance(seed, per_bit):
     assert levels[0] == 2 and (fmean(levels[-20:]) > 3 or per_bit == 0.01)
 
 
+def test_mqgrad_counts_what_the_way_back_loses():
+    """The same gradients and errors; where means come back encoded, the signal is found all the same."""
+    signal, own, workers, error = 1.0, 3.0, 2, 0.2
+    square, there = signal + own, (own + error * (signal + own)) / workers
+    noises = []
+    for relayed in (0.0, 1.0):
+        controller = started("mqgrad")
+        mean = (signal + there) * (1 + relayed * error)
+        about = (square, mean, math.nan, math.nan, workers, relayed)
+        controller.decide(Observation(10, 4, 0.1, 0.0, 1.0, error, (1.0,), *about))
+        assert controller._signal == pytest.approx(signal)
+        noises.append(controller._noise(4, workers)[0])
+    assert noises == pytest.approx([there / signal, there / signal + error * (signal + there) / signal])
+
+
+@pytest.mark.parametrize(
+    "scheme, route, workers, relays",
+    [
+        ("qsgd", "auto", 2, False), ("qsgd", "auto", 3, True), ("qsgd", "two-shot", 2, True),
+        ("qsgd", "gather", 3, False), ("topk", "auto", 3, False), ("powersgd", "auto", 3, False),
+    ],
+)  # fmt: skip
+def test_who_encodes_a_mean_once_more(scheme, route, workers, relays):
+    exchange = tw.AllReduce(route=route)
+    exchange.workers = workers
+    assert exchange.relays(tw.scheme(scheme)) is relays
+
+
 def test_mqgrad_never_goes_where_noise_drowns_the_signal():
     controller, level = started("mqgrad(seed=1)"), 8
     for number in range(60):  # two bits, seen beside, would drown it

@@ -32,19 +32,20 @@ class Observation:
     wondered_level: float = math.nan
     wondered_error: float = math.nan
     workers: int = 1
+    relayed: float = 0.0  # 1: the mean comes back encoded once more, at the same level
 
     def numbers(self) -> list[float]:
         return [
             float(self.step), self.level, self.seconds_per_step, self.bytes_per_step, self.gradient_norm,
             self.compression_error, self.given_square, self.mean_square, self.wondered_level, self.wondered_error,
-            float(self.workers), *self.losses,
+            float(self.workers), self.relayed, *self.losses,
         ]  # fmt: skip
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Observation:
         step, *five = numbers[:6]
-        *noise, workers = numbers[6:11]
-        return cls(round(step), *five, tuple(numbers[11:]), *noise, round(workers))  # type: ignore[call-arg]
+        *noise, workers, relayed = numbers[6:12]
+        return cls(round(step), *five, tuple(numbers[12:]), *noise, round(workers), relayed)  # type: ignore[call-arg]
 
     @property
     def loss(self) -> float:

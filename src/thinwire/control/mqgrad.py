@@ -30,8 +30,8 @@ class MQGrad(Controller):
     1. State, of all n workers' gradients g_i, smoothed: S = (n |mean|^2 - avg |g_i|^2) / (n - 1), the signal;
        v = avg |g_i|^2 - S, the gradient's own noise; for every level its error e, so |lost|^2 / |g|^2 of a message, and
        its seconds per step.
-    2. A step under a level has noise N = v/n + e avg |g|^2 / n, so that about 1 + kappa N/S times as many steps are
-       needed: cost = seconds (1 + kappa N/S).
+    2. A step under a level has noise N = v/n + e avg |g|^2 / n, and e |mean|^2 more where the mean comes back encoded,
+       so that about 1 + kappa N/S times as many steps are needed: cost = seconds (1 + kappa N/S).
     3. Action: one level fewer, the same, or one more, drawn from softmax(-log cost / temperature). Single moves from
        the cheapest level on, because a try of a dear level costs seconds. Never to a level with e avg |g|^2 / n > 10 S;
        and one level more whenever the loss has risen for three intervals.
@@ -80,6 +80,7 @@ class MQGrad(Controller):
         self._last: tuple[list[float], float] | None = None  # of the last decision: d log pi / d parameters, the loss
         self._spent = [0.0, 0.0, 0.0, 0.0]  # seconds of the first interval, of the run; log(loss) fallen; spread of r
         self._rising = 0
+        self._relayed = 0.0
         if self.policy is not None:
             self._learnt = self._carried(self.policy)
 
@@ -135,14 +136,17 @@ class MQGrad(Controller):
 
     def _take_note(self, seen: Observation) -> None:
         n, error = seen.workers, seen.compression_error
+        self._relayed = seen.relayed
         for level, found in ((seen.level, error), (seen.wondered_level, seen.wondered_error)):
             if level in self.levels and math.isfinite(found):
                 self._errors[level] = found
         self._seconds[seen.level] = _smoothed(self._seconds.get(seen.level, math.nan), seen.seconds_per_step)
         if math.isfinite(seen.given_square) and math.isfinite(seen.mean_square) and n > 1:
-            # The mean is one of messages: what they lost is noise in it, and none of the gradients' own.
-            lost = error * seen.given_square / n if math.isfinite(error) else 0.0
-            signal = (n * (seen.mean_square - lost) - seen.given_square) / (n - 1)
+            # The mean is one of messages, and may have been one itself: what they lost is noise in it, and none of the
+            # gradients' own.
+            error = error if math.isfinite(error) else 0.0
+            mean = seen.mean_square / (1 + seen.relayed * error) - error * seen.given_square / n
+            signal = (n * mean - seen.given_square) / (n - 1)
             self._square = _smoothed(self._square, seen.given_square)
             self._signal = _smoothed(self._signal, signal)
 
@@ -168,8 +172,10 @@ class MQGrad(Controller):
         if not math.isfinite(self._signal) or not self._square > 0:
             return 0.0, 0.0
         signal = max(self._signal, _FAINTEST * self._square)
-        made = self._error(level) * self._square / workers / signal
-        return max(0.0, self._square - signal) / workers / signal + made, made
+        error = self._error(level)
+        made = error * self._square / workers / signal
+        there = max(0.0, self._square - signal) / workers / signal + made
+        return there + self._relayed * error * (1 + there), made
 
     def _error(self, level: float) -> float:
         """Measured, or from the nearest level that was."""

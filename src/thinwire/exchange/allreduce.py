@@ -23,7 +23,7 @@ from torch import Tensor
 from thinwire.core import parts
 from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.request import Max, Mean, Sum
-from thinwire.core.scheme import Conversation, Scheme
+from thinwire.core.scheme import Codec, Conversation, Scheme, innermost
 from thinwire.exchange import arithmetic, objects
 from thinwire.exchange.arithmetic import Link, Route
 from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
@@ -111,6 +111,12 @@ class AllReduce:
         gloo = dist.get_backend(self.group) == "gloo"
         self._direct = Direct(self._beside, scheme, self.transport, self.group if gloo else None)
         return self._direct
+
+    def relays(self, scheme: Scheme) -> bool:
+        codec = innermost(scheme)
+        if not isinstance(codec, Codec) or codec.grain is None:
+            return False
+        return self.route == "two-shot" or (self.route == "auto" and self.workers > 2)
 
     def agree(self, given: Mapping[str, str] | None) -> None:
         objects.agree(given and {**given, "link": str(self.link)}, self.group, self.device)

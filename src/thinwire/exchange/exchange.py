@@ -55,6 +55,10 @@ class Exchange(Protocol):
         """A short way for buckets that are merely summed; None where they take the lane like all others."""
         ...
 
+    def relays(self, scheme: Scheme) -> bool:
+        """Whether a mean of the scheme's messages is encoded by it once more, on its way back."""
+        ...
+
     def agree(self, given: Mapping[str, str] | None) -> None:
         """Raise on every worker, naming the field and the ranks, unless all were given the same.
 

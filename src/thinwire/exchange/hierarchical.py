@@ -162,6 +162,9 @@ class Hierarchical:
     def direct(self, scheme: Scheme) -> None:
         """Plain sums have two levels like all else."""
 
+    def relays(self, scheme: Scheme) -> bool:
+        return self._outer.relays(scheme)
+
     def agree(self, given: Mapping[str, str] | None) -> None:
         self._everyone.agree(given and {**given, "link between machines": str(self._outer.link)})
 

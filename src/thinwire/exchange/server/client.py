@@ -94,6 +94,9 @@ class ParameterServer:
     def direct(self, scheme: Scheme) -> None:
         """Plain sums go to the servers like all else."""
 
+    def relays(self, scheme: Scheme) -> bool:
+        return self.down == "same" and isinstance(innermost(scheme), Codec)
+
     @property
     def device(self) -> torch.device:
         """Sockets have CPU memory, so gradients of a GPU are brought there, and compressed there."""
