@@ -27,11 +27,11 @@ def sparseloco(
     """SparseLoCo: Top-k of the change with error feedback, few bits a value, no outer momentum.
 
     In print: every=15 with 3.1%, every=30 with 1.56%, decay 0.95, lr 1, 2 bits. The mean of an element is over those
-    who sent it, as the authors' code has it; the paper's, over all, takes smaller steps: on WikiText-2 (four workers,
-    30 rounds of 30 steps, three seeds) it ended at 3.37 bits per byte instead of 3.18.
+    who sent it, as the authors' code has it; the paper's, over all, takes smaller steps and ended higher: on WikiText-2
+    (four workers, 900 steps, three seeds) at 3.42 instead of 3.36 bits per byte, and with every=10 at 3.37, not 3.20.
     Differs from the paper: elements are chosen over a bucket, not in blocks of 64 x 64; values are rounded by `qsgd`
-    without a codebook, which made no difference there (3.373 and 3.375, unrounded values 3.374); an element costs about
-    2 + 8 bits by coded indices, theirs 2 + 12.
+    without a codebook, which made no difference in a trial (docs/guide/local-steps.md); an element costs about 2 + 8
+    bits by coded indices, theirs 2 + 12.
     """
     scheme = f"topk(density={density!r}, values='qsgd(bits={bits})', mean='senders')"
     return {"every": every, "scheme": scheme, "outer": f"sgd(lr={lr!r})", "decay": decay}
