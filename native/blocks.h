@@ -1,6 +1,6 @@
 // The blocks of a buffer, cut into pieces that threads can take one at a time.
 //
-// `starts` has stretches + 1 entries; see kernels/backends/reference/__init__.py for what stretches and blocks are.
+// `starts` has stretches + 1 elements; see kernels/backends/reference/__init__.py for what stretches and blocks are.
 #pragma once
 #include <vector>
 

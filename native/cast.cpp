@@ -10,7 +10,7 @@ namespace {
 
 using std::uint16_t;
 
-constexpr index grain = 1 << 16;  // entries per range: a few microseconds, well above the cost of taking the next
+constexpr index grain = 1 << 16;  // elements per range: a few microseconds, well above the cost of taking the next
 
 template <class In, class Out>
 auto over(void (*CastLoops::*loop)(const In*, float, Out*, index)) {
@@ -58,11 +58,11 @@ auto sum(void (*CastLoops::*read)(const uint16_t*, float*, index),
     };
 }
 
-// In place, halves take the front of the floats' memory: entries [begin, end) are halves in bytes [2 begin, 2 end) and
+// In place, halves take the front of the floats' memory: elements [begin, end) are halves in bytes [2 begin, 2 end) and
 // floats in bytes [4 begin, 4 end), which are apart wherever end <= 2 begin. So an ordinary loop, on as many threads as
-// there are, does one such span after the other, and the few entries at the front go by way of the stack.
+// there are, does one such span after the other, and the few elements at the front go by way of the stack.
 constexpr index front = 4096;
-constexpr index worthwhile = 1 << 20;  // entries of a span: for fewer, waking threads takes longer than the cast
+constexpr index worthwhile = 1 << 20;  // elements of a span: for fewer, waking threads takes longer than the cast
 
 auto narrow(void (*CastLoops::*loop)(const float*, float, uint16_t*, index)) {
     return [loop](address x, float weight, index n, int threads) {

@@ -8,7 +8,7 @@
 namespace thinwire {
 namespace {
 
-constexpr index grain = 1 << 16;  // entries of the matrix per range
+constexpr index grain = 1 << 16;  // elements of the matrix per range
 
 // Rows or columns per range: a multiple of 16, so that none shares a vector with its neighbour.
 index share(index across) { return std::max<index>(16, (grain / std::max<index>(across, 1)) / 16 * 16); }

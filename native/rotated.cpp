@@ -15,15 +15,15 @@
 namespace thinwire {
 namespace {
 
-constexpr index smallest = 64;        // entries of a padded block
+constexpr index smallest = 64;        // elements of a padded block
 constexpr index in_cache = 1 << 16;   // larger blocks are done one after the other, by all threads together
 
 // A block, as it lies in memory and among the padded ones.
 struct Block {
-    index begin, count;  // its entries in the buffer
+    index begin, count;  // its elements in the buffer
     index size, first;   // when padded: how many, and the first one's place
     index number, stretch;
-    index place;  // of its first entry in its stretch
+    index place;  // of its first element in its stretch
 };
 
 // Memory for some padded blocks. They begin with a cache line, and not all at the same place of a page: the processor
@@ -39,7 +39,7 @@ class Buffer {
     float* operator[](int block) const { return memory_ + block * stride_; }
 
    private:
-    static constexpr index line = 16;  // entries
+    static constexpr index line = 16;  // elements
     const index stride_;
     float* const memory_;
 };
@@ -113,7 +113,7 @@ class PaddedBlocks {
     std::vector<Run> runs_;
 };
 
-// The rotation of one block: its stretch's key, from its first entry's counter on.
+// The rotation of one block: its stretch's key, from its first element's counter on.
 class Signs {
    public:
     Signs(address keys, address counters) : keys(keys), counters(counters) {}

@@ -20,7 +20,7 @@ class Rotation {
     Rotation(const float* from, float* x, bool inverse, int threads)
         : loops_(hadamard_loops()), from_(from), x_(x), inverse_(inverse), threads_(threads) {}
 
-    // All of [begin, begin + n) in blocks of `size` entries; n is a multiple of size.
+    // All of [begin, begin + n) in blocks of `size` elements; n is a multiple of size.
     void rotate(index begin, index n, index size, Flip flip) const {
         flip.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
         index distance = std::min(size, longest_row);  // of the butterflies still to come
@@ -34,8 +34,8 @@ class Rotation {
 
    private:
     static constexpr index longest_row = 1 << 12;  // 16 KB: stays in the first-level cache
-    static constexpr index most_rows = 1 << 12;    // times panel_width entries: stays in the second
-    static constexpr index grain = 1 << 16;        // entries of contiguous blocks per range
+    static constexpr index most_rows = 1 << 12;    // times panel_width elements: stays in the second
+    static constexpr index grain = 1 << 16;        // elements of contiguous blocks per range
 
     static Flip from(Flip flip, index offset) {
         flip.counter += offset;

@@ -1,10 +1,10 @@
 // Exact selection of the k largest magnitudes, lowest index first among equals.
 //
 // 1. A sample says where the k-th largest key is about, and a floor somewhat below it is chosen.
-// 2. One pass collects the entries at or above the floor: a few more than k.
+// 2. One pass collects the elements at or above the floor: a few more than k.
 // 3. Histograms over what was collected find the k-th largest key, the cut, to the bit.
 // 4. What lies above the cut, and the first few equal to it, is the answer.
-// Where the sample misleads or does not pay, step 3 runs over all entries: a handful of passes, whatever the data.
+// Where the sample misleads or does not pay, step 3 runs over all elements: a handful of passes, whatever the data.
 // What is owed is added by the pass of step 2, a stretch at a time, so that the sum is looked at while it is in the cache.
 #include "simd/select.h"
 
@@ -53,7 +53,7 @@ Cut find_cut(index k, uint32_t low, uint32_t high, const Fill& fill) {
     return {low, k};
 }
 
-// One range's entries that reach the floor. The memory is not cleared: pages never written cost nothing.
+// One range's elements that reach the floor. The memory is not cleared: pages never written cost nothing.
 struct Candidates {
     void clear(index wanted) {
         count = 0;
@@ -143,7 +143,7 @@ class Selection {
         if (rank >= samples) return false;
         std::nth_element(keys.begin(), keys.begin() + rank, keys.end(), std::greater<>());
         const uint32_t low = keys[rank];
-        // Where one value fills much of the sample (zeros, above all) it need not be collected: its entries are all alike.
+        // Where one value fills much of the sample (zeros, above all) it need not be collected: its elements are all alike.
         const bool tied = std::count_if(keys.begin(), keys.end(), [&](uint32_t key) { return key >= low; }) > 2 * rank;
         const uint32_t floor = low + tied;
         if (floor > nan_key) return settle(), emit(low);

@@ -1,4 +1,4 @@
-// Selected entries, or chunks of them, in and out of a buffer. Indices come from the network: all are checked before
+// Selected elements, or chunks of them, in and out of a buffer. Indices come from the network: all are checked before
 // anything is written. Bound by cache misses, not by arithmetic, so there are no loops in simd/.
 #include <algorithm>
 #include <cstring>
@@ -11,11 +11,11 @@ namespace {
 using std::int32_t;
 using std::uint32_t;
 
-constexpr index grain = 1 << 14;  // entries per range: each may be a cache miss
+constexpr index grain = 1 << 14;  // elements per range: each may be a cache miss
 
 struct Chunks {
     const int32_t* indices;
-    index count, size;  // how many are chosen, and the entries of each
+    index count, size;  // how many are chosen, and the elements of each
     index length;       // of the buffer
 
     index begin(index i) const { return indices[i] * size; }
@@ -79,7 +79,7 @@ void take(float* x, const Chunks& chunks, float* out, int threads) {
 
 void put(float* x, const Chunks& chunks, const float* values, int threads) {
     chunks.check();
-    if (!chunks.ascending()) threads = 1;  // two threads must not meet at one entry
+    if (!chunks.ascending()) threads = 1;  // two threads must not meet at one element
     if (chunks.size == 1) return chunks.each(threads, [&](index i) { x[chunks.indices[i]] = values[i]; });
     chunks.each(threads, [&](index i) {
         std::memcpy(x + chunks.begin(i), values + i * chunks.size, chunks.entries(i) * sizeof(float));

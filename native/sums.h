@@ -6,12 +6,12 @@
 
 namespace thinwire {
 
-// Entries. Short: while a tile is looked at and put away, the processor must not run out of reads that it can begin.
+// Elements. Short: while a tile is looked at and put away, the processor must not run out of reads that it can begin.
 constexpr index tile = 256;
 constexpr index largest_tile = 1 << 12;
-constexpr index streamed_from = 1 << 18;  // entries of a sum that no cache keeps until it is needed again
+constexpr index streamed_from = 1 << 18;  // elements of a sum that no cache keeps until it is needed again
 
-// Calls look(sums, first, count) for every tile of `step` entries, at most `largest_tile`, of x + owed; total = x + owed.
+// Calls look(sums, first, count) for every tile of `step` elements, at most `largest_tile`, of x + owed; total = x + owed.
 // A total that is not x, part of a `whole` that is long, goes past the caches: nobody looks at it soon, and it need not be
 // read to be written.
 template <class Look>

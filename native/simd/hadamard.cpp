@@ -10,7 +10,7 @@ using std::uint64_t;
 
 #define THINWIRE_INLINE inline __attribute__((always_inline))
 
-constexpr index first = 64;  // entries whose stages are done in registers, and the signs that are drawn together
+constexpr index first = 64;  // elements whose stages are done in registers, and the signs that are drawn together
 
 uint32_t random_u32(uint64_t key, uint32_t counter) {
     uint32_t x = counter * (static_cast<uint32_t>(key >> 32) | 1) + static_cast<uint32_t>(key);
@@ -19,7 +19,7 @@ uint32_t random_u32(uint64_t key, uint32_t counter) {
     return x ^ (x >> 15);
 }
 
-// The signs of entries offset, offset + 1, ..., 64 at a time, out of the three words they lie in.
+// The signs of elements offset, offset + 1, ..., 64 at a time, out of the three words they lie in.
 class Signs {
    public:
     Signs(const Flip& with, index offset)
@@ -123,7 +123,7 @@ THINWIRE_INLINE f32 inner_stages(f32 v) {
 #endif
 }
 
-// The first six stages, 64 entries at a time.
+// The first six stages, 64 elements at a time.
 void first_stages(const float* from, float* x, index n, const Flip* before, index offset) {
     constexpr int rows = first / lanes;
     Signs stream(before ? *before : Flip{}, offset);

@@ -1,4 +1,4 @@
-// Loops of products.cpp: a matrix of rows `stride` entries apart, and factors that are kept wide, (rank, size). Every
+// Loops of products.cpp: a matrix of rows `stride` elements apart, and factors that are kept wide, (rank, size). Every
 // product reads the matrix once, row by row. What sums are taken in which order is told in reference/products.py.
 #pragma once
 #include "../dispatch.h"

@@ -9,7 +9,7 @@ using std::int32_t;
 using std::uint32_t;
 using std::uint64_t;
 
-constexpr int group = 32;  // entries looked at together: one bit each in `hits`
+constexpr int group = 32;  // elements looked at together: one bit each in `hits`
 
 struct Plain {
     const float* x;
@@ -27,7 +27,7 @@ struct Weighted {
     }
 };
 
-// Calls body(key of entry i) once per kind of key, so that the choice stays outside the loops.
+// Calls body(key of element i) once per kind of key, so that the choice stays outside the loops.
 template <class Body>
 auto with_keys(const float* x, const float* weight, const Body& body) {
     return weight ? body(Weighted{x, weight}) : body(Plain{x});
@@ -81,7 +81,7 @@ index collect_one_by_one(const float* x, const float* weight, index from, index 
     return count;
 }
 
-// Without a branch on what is found: where one entry in a hundred is, the processor cannot foretell it.
+// Without a branch on what is found: where one element in a hundred is, the processor cannot foretell it.
 index collect(const float* x, const float* weight, index n, index first, uint32_t floor, int32_t* positions,
               uint32_t* keys, index capacity) {
     index i = 0, count = 0;

@@ -6,7 +6,7 @@
 namespace thinwire::THINWIRE_INSTRUCTION_SET {
 namespace {
 
-// entries[i] in every lane, from memory; each i must be a valid index.
+// elements[i] in every lane, from memory; each i must be a valid index.
 inline f32 gather(const float* entries, i32 i) {
 #if defined(__AVX512F__)
     return (f32)_mm512_i32gather_ps((__m512i)i, entries, 4);
@@ -47,7 +47,7 @@ inline Pairs gather_pairs(const Pair* entries, i32 i) {
 #endif
 }
 
-// entries[i] by permutations inside registers, which up to K = 5 are faster than loads.
+// elements[i] by permutations inside registers, which up to K = 5 are faster than loads.
 template <int K>
 struct Table {
     static constexpr int size = 1 << K;
@@ -77,7 +77,7 @@ struct Table {
     f32 permute(int from, i32 i) const {
         return (f32)_mm512_permutexvar_ps((__m512i)i, (__m512)load<f32>(entries + from));
     }
-    // Of 32 entries, which takes as long as of 16.
+    // Of 32 elements, which takes as long as of 16.
     f32 permute_two(int from, i32 i) const {
         return (f32)_mm512_permutex2var_ps((__m512)load<f32>(entries + from), (__m512i)i,
                                            (__m512)load<f32>(entries + from + 16));
@@ -89,7 +89,7 @@ struct Table {
     f32 permute(int from, i32 i) const {
         return (f32)_mm256_permutevar8x32_ps((__m256)load<f32>(entries + from), (__m256i)i);
     }
-    // Half the cost of the other, but each half of the register sees only its own 4 entries.
+    // Half the cost of the other, but each half of the register sees only its own 4 elements.
     f32 permute_within(i32 i) const {
         return (f32)_mm256_permutevar_ps(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(entries)), (__m256i)i);
     }

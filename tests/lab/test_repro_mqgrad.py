@@ -8,7 +8,7 @@ import torch
 from thinwire.core.bucket import Bucket
 from thinwire.lab.network.network import parse_network
 from thinwire.lab.repro.claims import OURS, Findings, Stoppable
-from thinwire.lab.repro.mqgrad import judged
+from thinwire.lab.repro.mqgrad import evaluated
 from thinwire.lab.repro.mqgrad import mqgrad as repro
 from thinwire.lab.repro.mqgrad import runs as task
 from thinwire.lab.repro.mqgrad.runs import Order, ServedRun
@@ -73,7 +73,7 @@ def outcome(losses, accuracy=0.8, levels=(4,) * 8):
 
 def test_the_target_is_what_16_bit_has_reached_by_four_fifths_of_its_steps():
     runs = [outcome([1.0, 0.7, 0.5, 0.6, 0.2]), outcome([1.0, 0.9, 0.8, 0.7, 0.6])]
-    assert judged.targets({"16 bit": runs}) == [0.5, 0.7]
+    assert evaluated.targets({"16 bit": runs}) == [0.5, 0.7]
 
 
 def test_seconds_to_a_target_that_was_never_reached_are_infinite():
@@ -92,11 +92,11 @@ def test_seconds_to_a_target_that_was_never_reached_are_infinite():
 def test_claims_follow_from_the_runs(learner, holds):
     outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in EVERY.policies}
     outcomes |= {"mqgrad": [learner]}
-    told = {claim.claim: claim.holds for claim in judged.claims_of(outcomes, EVERY.fixed, "60mbit")}
+    told = {claim.claim: claim.holds for claim in evaluated.claims_of(outcomes, EVERY.fixed, "60mbit")}
     assert [holds for claim, holds in told.items() if claim.startswith("mqgrad: ")] == holds
-    assert [holds for claim, holds in told.items() if claim.startswith(judged.CARRIED)] == [True, True]
+    assert [holds for claim, holds in told.items() if claim.startswith(evaluated.CARRIED)] == [True, True]
     assert sum("learning helps" in claim for claim in told) == 1
-    table = judged.table(outcomes, "anywhere")
+    table = evaluated.table(outcomes, "anywhere")
     assert [row[0] for row in table.rows] == list(EVERY.policies)
     assert all(len(row) == len(table.columns) for row in table.rows)
 
@@ -106,7 +106,7 @@ def test_another_knob_is_judged_by_its_own_fixed_levels():
     outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in study.policies}
     outcomes |= {"16 bit": [outcome([0.6, 0.5, 0.4, 0.3, 0.2])]}  # sooner than all of them
     assert study.fixed == ["density 0.01", "density 0.03", "density 0.1", "density 0.3"]
-    first, *_ = judged.claims_of(outcomes, study.fixed, study.title, study.source)
+    first, *_ = evaluated.claims_of(outcomes, study.fixed, study.title, study.source)
     assert "density 0.01" in first.expected and first.source == OURS
 
 

@@ -8,7 +8,7 @@ import torch
 
 from thinwire.gossip import graphs
 from thinwire.lab.repro.claims import Stoppable
-from thinwire.lab.repro.powergossip import equal_bytes, judged, parts, reruns, spectrum
+from thinwire.lab.repro.powergossip import equal_bytes, evaluated, parts, reruns, spectrum
 from thinwire.lab.repro.powergossip.resnet import CHANNELS, ResNetTraining, averaged
 from thinwire.lab.repro.powergossip.training import GossipRun, Training
 from thinwire.lab.tasks import datasets
@@ -136,7 +136,7 @@ def test_the_resnets_rate_warms_up_and_falls_twice_and_its_mean_has_mean_statist
     assert averaged(replicas, (2, 2, 4))[0][1].running_mean.tolist() == [1.5, 1.5]
 
 
-# -- judged ----------------------------------------------------------------------------------------------------
+# -- evaluated ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -165,7 +165,7 @@ class MadeUp:
 
 def test_every_peer_is_tuned_and_compared():
     claims = []
-    trained, *chosen = judged.tables(MadeUp(), judged.tuned(), 2, claims, silent, Stoppable())
+    trained, *chosen = evaluated.tables(MadeUp(), evaluated.tuned(), 2, claims, silent, Stoppable())
     rows = {row[0]: row[1:] for row in trained.rows}
     assert list(rows) == [
         "all-reduce",
@@ -181,7 +181,7 @@ def test_every_peer_is_tuned_and_compared():
     ]
     assert rows["D-PSGD"][:3] == ["85.00", "0.00", ""] and rows["PowerGossip, rank 1"][2] == "-1.50 ±0.00"
     assert rows["CHOCO, top 1%, untuned (step 1.308)"][0] == "10.00 (2 of 2 diverged)"
-    assert [listing.title.split(", chosen")[0] for listing in chosen] == ["D-PSGD", *judged.SPECS]
+    assert [listing.title.split(", chosen")[0] for listing in chosen] == ["D-PSGD", *evaluated.SPECS]
     assert chosen[0].rows == [["84.50", "85.00"]]  # the rate that all have
     assert chosen[1].rows == [["63.84", "70.00", "80.00", "85.00", "82.00", "80.75"]]
     verdicts = {claim.claim: claim.verdict for claim in claims}
@@ -195,17 +195,17 @@ def test_every_peer_is_tuned_and_compared():
 def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_own():
     claims = []
     training = MadeUp(skew=0.0)
-    trained, _ = judged.tables(training, judged.untuned(), 1, claims, silent, Stoppable())
+    trained, _ = evaluated.tables(training, evaluated.untuned(), 1, claims, silent, Stoppable())
     assert len(trained.rows) == 2 + 2 + 3 and len(claims) == 2 * (1 + 3)
-    trained, *chosen = judged.tables(training, judged.of_the_authors(), 1, claims, silent, Stoppable())
+    trained, *chosen = evaluated.tables(training, evaluated.of_the_authors(), 1, claims, silent, Stoppable())
     assert len(trained.rows) == 2 + 2 + 3 and chosen[1].columns[1] == "step 0.45, rate 1.4x"
 
 
 def test_what_is_stopped_tells_what_is_finished():
     claims, stop = [], Stoppable()
-    trained, *_ = judged.tables(MadeUp(left=2 + 4), judged.untuned(), 3, claims, silent, stop)
+    trained, *_ = evaluated.tables(MadeUp(left=2 + 4), evaluated.untuned(), 3, claims, silent, stop)
     assert stop.stopped and ", 1 seeds," in trained.title
-    assert [row[0] for row in trained.rows] == ["all-reduce", "D-PSGD", *judged.POWER]
+    assert [row[0] for row in trained.rows] == ["all-reduce", "D-PSGD", *evaluated.POWER]
     assert [claim.claim.split(",")[0] for claim in claims] == ["PowerGossip"] * 2
     with pytest.raises(RuntimeError), stop:  # other mistakes are nobody's to hide
         raise RuntimeError

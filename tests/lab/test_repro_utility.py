@@ -8,7 +8,7 @@ from helpers.runs import made_up, record_of
 from thinwire.exchange.simulation import Simulation
 from thinwire.lab.bench import schemes as bench
 from thinwire.lab.repro.claims import Findings, Stoppable
-from thinwire.lab.repro.utility import costs, judged, ladders, listings, proxies
+from thinwire.lab.repro.utility import costs, evaluated, ladders, listings, proxies
 from thinwire.lab.repro.utility import utility as repro
 from thinwire.lab.repro.utility.ladders import BF16, BOTH, CHUNKS, CODED, FP16, FP32, FULL, PARTIAL, PLAIN, RUNGS
 from thinwire.lab.runs import curves
@@ -31,7 +31,7 @@ def made_up_results(*given):
 
 def verdicts(results, record):
     """By the claim, without the task and link before it."""
-    return {claim.claim.partition(": ")[2]: claim.verdict for claim in judged.claims_of(results, record)}
+    return {claim.claim.partition(": ")[2]: claim.verdict for claim in evaluated.claims_of(results, record)}
 
 
 BASELINES = ((FP32, 4.0, [0.8, 0.8], 0.0), (FP16, 2.0, [0.8, 0.8], 1e-7))
@@ -77,10 +77,10 @@ def test_vnmse_is_measured_on_the_tasks_gradients_early_and_late(monkeypatch):
 
 def test_errors_are_judged_early_and_late():
     errors = {CODED.spec: (0.3, 0.3), CHUNKS.spec: (0.4, 0.2), PARTIAL.spec: (0.012, 0.012), FULL.spec: (0.01, 0.01)}
-    chunks, rotation = judged.error_claims(errors)
+    chunks, rotation = evaluated.error_claims(errors)
     assert chunks.verdict == "fails"  # late it is the other way round
     assert rotation.verdict == "holds" and rotation.expected == "1.25x at most"
-    [_, rotation] = judged.error_claims({**errors, PARTIAL.spec: (0.012, 0.013)})
+    [_, rotation] = evaluated.error_claims({**errors, PARTIAL.spec: (0.012, 0.013)})
     assert rotation.verdict == "fails"
 
 
@@ -94,7 +94,7 @@ def test_fp32_is_a_weak_baseline_only_where_the_seeds_agree():
         runs += [made_up(CHUNKS.spec, 1.0, [0.8, 0.8], seed=seed) for seed in range(len(fp16_seconds))]
         record = record_of(*runs)
         results = repro.results_of([FP32, FP16, CHUNKS], record, {})
-        return next(c.verdict for c in judged.claims_of(results, record) if "weak baseline" in c.claim)
+        return next(c.verdict for c in evaluated.claims_of(results, record) if "weak baseline" in c.claim)
 
     assert verdict(1.0, 1.05, 0.95) == "holds"
     assert verdict(1.0, 2.9, 1.2) == "level"
@@ -123,7 +123,7 @@ def test_what_seeds_cannot_tell_is_level():
     )  # fmt: skip
     results = repro.results_of(list(rungs), record, {})
     assert verdicts(results, record)[SOONER] == "level"
-    assert {claim.source for claim in judged.claims_of(results, record)} <= {"paper", "ours"}
+    assert {claim.source for claim in evaluated.claims_of(results, record)} <= {"paper", "ours"}
     neither = made_up_results(*BASELINES, (PLAIN, 1.0, [0.1], 0.3), (CHUNKS, 0.5, [0.1], 0.4))
     assert verdicts(*neither)[SOONER] == "level"
 
@@ -139,7 +139,7 @@ def test_who_leads_early_and_ends_lower_is_found():
         (PARTIAL, 1.0, [*fast[:-1], 0.95], 0.1),
         (BOTH, 9.0, slow, 0.1),
     )
-    [claim] = (claim for claim in judged.claims_of(results, record) if early in claim.claim)
+    [claim] = (claim for claim in evaluated.claims_of(results, record) if early in claim.claim)
     assert claim.verdict == "holds" and claim.measured == f"1 of 2 that lead: {CHUNKS.spec}"
     level = made_up_results((FP16, 4.0, slow, 0.0), (CHUNKS, 1.0, [*fast[:-1], 0.9], 0.4))
     assert verdicts(*level)[early] == "fails"
@@ -154,9 +154,9 @@ def test_the_baseline_in_16_bits_of_computing_is_a_row_and_never_the_baseline():
 def test_fewer_pay_on_faster_links():
     slow, _ = made_up_results(*BASELINES, (PLAIN, 1.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.8, 0.8], 0.4))
     fast, _ = made_up_results(*BASELINES, (PLAIN, 3.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.8, 0.8], 0.4))
-    [claim] = judged.between_links({"100mbit": slow, "none": fast}, "mlp(width=2)")
+    [claim] = evaluated.between_links({"100mbit": slow, "none": fast}, "mlp(width=2)")
     assert claim.verdict == "holds" and claim.measured == "2 on 100mbit, 1 on loopback"
-    [claim] = judged.between_links({"100mbit": fast, "none": slow}, "mlp(width=2)")
+    [claim] = evaluated.between_links({"100mbit": fast, "none": slow}, "mlp(width=2)")
     assert claim.verdict == "fails"
 
 

@@ -1,4 +1,4 @@
-"""The operations that touch every entry: checked here, done by one of the `backends`."""
+"""The operations that touch every element: checked here, done by one of the `backends`."""
 
 from thinwire.kernels.backends import native, reference
 from thinwire.kernels.backends.memory import carried, outlive

@@ -12,7 +12,7 @@ LARGEST_BLOCK = 2**30
 
 
 def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: Tensor, inverse: bool = False) -> None:
-    """Rotates every stretch of x in blocks of `block` entries (a power of two) with random signs, or back.
+    """Rotates every stretch of x in blocks of `block` elements (a power of two) with random signs, or back.
 
     A block as long as the stretch, or longer: the full rotation. What is left over is rotated in smaller blocks.
     """

@@ -18,7 +18,7 @@ _WORKING = (torch.float32, torch.float64)
 
 
 def padded_numel(starts: Tensor, block: int) -> int:
-    """How many entries all blocks have when they are padded."""
+    """How many elements all blocks have when they are padded."""
     _check_block(block)
     return sum(check.padded(end - begin, block, SMALLEST) for begin, end in check.bounds(starts))
 
@@ -30,7 +30,7 @@ def rotate_round(
     """Rotate every padded block; round it at random to integers q in low..high that stand for step_j * (q + offset).
 
     `signs`: keys of the rotation, one per stretch; `keys`: those of the draws. `out`: int8, int16 or int32, one per
-    padded entry. `lost`, where given, gets x - what the integers stand for, rotated back.
+    padded element. `lost`, where given, gets x - what the integers stand for, rotated back.
     """
     check.flat("x", x, dtypes=_WORKING)
     count = _check_blocks(starts, block, x.numel())
@@ -66,10 +66,10 @@ def rotate_quantize(
     x: Tensor, starts: Tensor, block: int, levels: Levels, *,
     signs: Tensor, counters: Tensor, scale: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Rotate every padded block, send each entry to the nearest of the levels times the block's deviation, pack.
+    """Rotate every padded block, send each element to the nearest of the levels times the block's deviation, pack.
 
     `scale` gets a number for each block: times the levels, rotated back, it is an unbiased estimate of the block.
-    `out`: `levels.bits` bits per padded entry. `lost`, where given, gets x - that estimate.
+    `out`: `levels.bits` bits per padded element. `lost`, where given, gets x - that estimate.
     """
     check.flat("x", x, dtypes=_WORKING)
     count = _check_blocks(starts, block, x.numel())

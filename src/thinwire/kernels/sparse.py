@@ -1,4 +1,4 @@
-"""Selecting entries, and moving selected entries in and out. Meaning: `reference.sparse`."""
+"""Selecting elements, and moving selected elements in and out. Meaning: `reference.sparse`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Shapes:
 
     block: int = 1024
     bits: int = 4
-    rotated: int = 1024  # entries of a block that is rotated
+    rotated: int = 1024  # elements of a block that is rotated
     width: int = 8  # bits of packed integers
     rank: int = 4
     chunk: int = 64
@@ -29,7 +29,7 @@ class Shapes:
 
 
 USUAL = Shapes()
-LONGER = 4096  # entries that some program holds
+LONGER = 4096  # elements that some program holds
 
 
 def warm_up(device: torch.device, shapes: Iterable[Shapes] = (USUAL,), *, operations: Iterable[str] = ()) -> None:

@@ -95,7 +95,7 @@ def _free_(vectors: Tensor, of: Tensor) -> Tensor:
 
 
 def _unit_(vectors: Tensor) -> Tensor:
-    """Of length 1; zero stays zero. Scaled first: tiny entries have no squares."""
+    """Of length 1; zero stays zero. Scaled first: tiny elements have no squares."""
     for norm in (math.inf, 2):
         length = torch.linalg.vector_norm(vectors, norm, dim=-1, keepdim=True)
         vectors.div_(length.clamp_(min=torch.finfo(vectors.dtype).tiny))

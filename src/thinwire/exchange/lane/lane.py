@@ -136,7 +136,7 @@ class Lane(ABC):
         return time.perf_counter()
 
     def _account(self, began: Any, answered: Any, computed: Any) -> None:
-        # One entry, not two timers: this runs twice and more for every bucket.
+        # One element, not two timers: this runs twice and more for every bucket.
         self.transport.ledger.add(wire_seconds=answered - began, encode_seconds=computed - answered)
 
     def _fail(self, error: BaseException, job: Job | None) -> None:

@@ -12,7 +12,7 @@ def or_empty(out: Tensor | None, numel: int, dtype: torch.dtype, *, like: Tensor
 
 
 def pieces(x: Tensor) -> list[Tensor]:
-    """A flat tensor in 16 parts, of 1,024 entries at least: what is computed part by part takes little memory."""
+    """A flat tensor in 16 parts, of 1,024 elements at least: what is computed part by part takes little memory."""
     return list(x.split(max(1024, -(-x.numel() // 16)))) if x.numel() else []
 
 

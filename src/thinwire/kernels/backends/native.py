@@ -22,8 +22,8 @@ from thinwire.kernels.levels import Levels
 ABI = 6  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
-PER_THREAD = 1 << 20  # entries: to wake a thread for fewer costs more than it saves
-MISS = 8  # what an entry that may be missing from every cache counts for
+PER_THREAD = 1 << 20  # elements: to wake a thread for fewer costs more than it saves
+MISS = 8  # what an element that may be missing from every cache counts for
 # The casts that there are: by operation, then from which dtype to which.
 _CASTS = {
     "scale_cast": {(_F32, _F32): "scale", (_F32, _F16): "scale_to_fp16", (_F32, _BF16): "scale_to_bf16"},

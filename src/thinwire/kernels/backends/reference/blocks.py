@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a buffer, as int64 arrays with one entry per block."""
+    """The blocks of a buffer, as int64 arrays with one element per block."""
 
     begin: Tensor
     end: Tensor

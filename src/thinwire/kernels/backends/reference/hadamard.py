@@ -5,8 +5,8 @@ block and D D = 1/block, so the rotation is orthonormal, and going back restores
 are shared: minus where bit c & 31 of random_u32(key, 2^32 - 1 - (c >> 5)) is set, c being the element's
 counter. (Counting from the end keeps the signs apart from what else is drawn under the same key.)
 
-A stretch is cut into blocks of `block` entries, what is left at the end into blocks of block / 2, and so on down to
-1: nothing is padded, and the last entries mix with fewer others.
+A stretch is cut into blocks of `block` elements, what is left at the end into blocks of block / 2, and so on down to
+1: nothing is padded, and the last elements mix with fewer others.
 """
 
 from __future__ import annotations

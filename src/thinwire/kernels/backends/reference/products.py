@@ -1,6 +1,6 @@
 """Matrices times thin factors. Factors are kept wide, (rank, size).
 
-An inner product is taken in 16 interleaved sums: entry j goes into sum j % 16, and in the end sums 8, 4, 2 and 1 apart
+An inner product is taken in 16 interleaved sums: element j goes into sum j % 16; in the end sums 8, 4, 2 and 1 apart
 are added. A combination of rows adds them one after the other, from zeros; an outer product its terms likewise, from
 the first. Nothing is fused.
 """

@@ -1,7 +1,7 @@
 """Rotate and quantise, decode and rotate back, for blocks of any length.
 
 Blocks as everywhere; here `block` is a power of two, 64 or more. A block that is shorter is padded with zeros up to the
-next power of two, 64 at least, and rotated by itself (`hadamard`): the signs of its entries go on from its stretch's
+next power of two, 64 at least, and rotated by itself (`hadamard`): the signs of its elements go on from its stretch's
 counter, padding included. Integers and codes are those of padded blocks, end to end; codes fill whole bytes there.
 """
 
@@ -20,11 +20,11 @@ from thinwire.kernels.backends.reference.quantize import effective, working
 from thinwire.kernels.check import bounds, padded
 from thinwire.kernels.levels import Levels
 
-SMALLEST = 64  # the smallest block: fewer entries do not mix into anything like a Gaussian
+SMALLEST = 64  # the smallest block: fewer elements do not mix into anything like a Gaussian
 
 
 class _Padded:
-    """Where the entries of a buffer lie among padded blocks."""
+    """Where the elements of a buffer lie among padded blocks."""
 
     def __init__(self, starts: Tensor, block: int, device: torch.device) -> None:
         spans = bounds(starts)
@@ -41,7 +41,7 @@ class _Padded:
         self.number = torch.repeat_interleave(_integers(list(range(len(sizes)))), self.sizes).to(device)
 
     def take(self, x: Tensor) -> Tensor:
-        """The entries of x at their padded places, and zeros."""
+        """The elements of x at their padded places, and zeros."""
         return x.new_zeros(self.numel).index_copy_(0, self.place, x[self.real])
 
     def rotate_(self, y: Tensor, signs: Tensor, counters: Tensor, *, inverse: bool = False) -> Tensor:

@@ -1,6 +1,6 @@
-"""Selecting entries, and moving selected entries in and out.
+"""Selecting elements, and moving selected elements in and out.
 
-Indices are int32, and number chunks of `chunk` entries; with chunk = 1 an index is the place of an entry. The last
+Indices are int32, and number chunks of `chunk` elements; with chunk = 1 an index is the place of an element. The last
 chunk of a buffer may be short; among `values` every chunk takes `chunk` places, and what a short one leaves is 0.
 """
 
@@ -73,7 +73,7 @@ def _present(values: Tensor, present: Tensor | None) -> Tensor:
 
 
 def _places(x: Tensor, indices: Tensor, chunk: int) -> tuple[Tensor, Tensor | None]:
-    """(where in x, where among the values) the entries of the chosen chunks are; None: all values have a place."""
+    """(where in x, where among the values) the elements of the chosen chunks are; None: all values have a place."""
     check_indices(indices, -(-x.numel() // chunk))
     places = indices.to(torch.int64)
     if chunk == 1:

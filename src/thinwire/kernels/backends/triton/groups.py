@@ -14,8 +14,8 @@ from thinwire.kernels import check
 from thinwire.kernels.backends.reference.rotated import SMALLEST
 from thinwire.kernels.backends.triton.places import KEPT
 
-TILE = 4096  # entries of a block that a program holds
-SHARE = 40  # a group is this part of a buffer, which is less than a bit of an entry; or a block, where that is more
+TILE = 4096  # elements of a block that a program holds
+SHARE = 40  # a group is this part of a buffer, which is less than a bit of an element; or a block, where that is more
 
 
 class Part(NamedTuple):
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     length: int
     size: int  # of a block, padded
     number: int  # of the first block
-    place: int  # of the first entry, among padded ones
+    place: int  # of the first element, among padded ones
     counter: int
 
     @property
@@ -91,7 +91,7 @@ def _parts(spans: list[tuple[int, int]], block: int, counters: list[int]) -> lis
 
 
 def _packed(parts: list[Part], room: int) -> list[list[Part]]:
-    """In groups of at most so many padded entries, which lie in the buffer as they would end to end."""
+    """In groups of at most so many padded elements, which lie in the buffer as they would end to end."""
     groups, left = [], 0
     for part in parts:
         most = room // part.size

@@ -1,5 +1,5 @@
 """The rotation. Pairs up to half a tile apart mix inside a program; those further apart in passes over memory, each of
-which mixes entries that lie a stride apart. Blocks begin at multiples of their size."""
+which mixes elements that lie a stride apart. Blocks begin at multiples of their size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thinwire.kernels.backends.triton.pieces import place, random_sign, scramble
 from thinwire.kernels.backends.triton.places import kept, places
 
 TILE = 4096
-RADIX = 64  # entries a stride apart that one pass mixes, at most
+RADIX = 64  # elements a stride apart that one pass mixes, at most
 
 
 @triton.jit
 def butterflies(y, reach, STRIDE: tl.constexpr, STAGES: tl.constexpr):
-    """Along the rows, whose entries lie STRIDE apart. A pair mixes where twice its distance is within its reach."""
+    """Along the rows, whose elements lie STRIDE apart. A pair mixes where twice its distance is within its reach."""
     ROWS: tl.constexpr = y.shape[0]
     WIDTH: tl.constexpr = y.shape[1]
     for stage in tl.static_range(STAGES):
@@ -45,9 +45,9 @@ def scale_of(reach, LOG: tl.constexpr):
 
 @triton.jit
 def reach_of(at, length, BLOCK: tl.constexpr):
-    """What its greatest power of two is the size of: the block of an entry of a stretch.
+    """What its greatest power of two is the size of: the block of an element of a stretch.
 
-    In what is left over blocks halve: an entry's is the highest bit in which its place and the rest's length differ.
+    In what is left over blocks halve: an element's is the highest bit in which its place and the rest's length differ.
     """
     tail = length & (BLOCK - 1)
     return tl.where(at < length - tail, BLOCK, tail ^ (at & (BLOCK - 1)))

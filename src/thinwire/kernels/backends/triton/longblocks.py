@@ -1,7 +1,7 @@
 """Rotated blocks that are longer than a tile: in passes over memory, with the rotation itself by `hadamard`.
 
 Between two passes a block is held whole, in float32: where the result will be, or else in fresh memory, 4 bytes for
-every entry of the longest block, or of a 40th of the buffer where that is more. Blocks are taken in groups that fit.
+every element of the longest block, or of a 40th of the buffer where that is more. Blocks are taken in groups that fit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PARTS = 1024  # sums of tiles that are added at a time
 
 @triton.jit
 def _tile(table, stretch_of, TILE: tl.constexpr):
-    """A tile of the room: its stretch, its block's number, and of its entries where they are in the stretch, in the
-    buffer, among padded entries and in the room, and which are real."""
+    """A tile of the room: its stretch, its block's number, and of its elements where they are in the stretch, in the
+    buffer, among padded elements and in the room, and which are real."""
     first = tl.program_id(0).to(tl.int64) * TILE
     stretch = tl.load(stretch_of + tl.program_id(0))
     begin = first - place(table, stretch, 2)

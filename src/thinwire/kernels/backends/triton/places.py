@@ -1,6 +1,6 @@
 """Where stretches, blocks and payloads lie, as the kernels are told: small tables, moved to the device once per layout.
 
-A stretch is cut into blocks, a block into pieces of `width` entries, and `rows` pieces of one stretch are a tile: one
+A stretch is cut into blocks, a block into pieces of `width` elements, and `rows` pieces of one stretch are a tile: one
 program's work. Tables are kept by content, the most recent ones, so that a step copies nothing but its keys.
 """
 
@@ -33,7 +33,7 @@ class Places(NamedTuple):
 def places(
     starts: Tensor, block: int, device: torch.device, *, width: int, rows: int, bits: int = 0, padded: bool = False
 ) -> Places:
-    """`padded`: blocks are filled up as `reference.rotated` has it, and a byte is an entry among the padded ones."""
+    """`padded`: blocks are filled up as `reference.rotated` has it, and a byte is an element among the padded ones."""
     return _places(starts.numpy().tobytes(), starts.dim(), block, device, width, rows, bits, padded)
 
 

@@ -1,4 +1,4 @@
-"""Quantise and pack, unpack and add. A piece is eight entries of a block: so many bytes as an entry has bits."""
+"""Quantise and pack, unpack and add. A piece is eight elements of a block: so many bytes as an element has bits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thinwire.kernels.backends.triton.pieces import cut, effective, place, rando
 from thinwire.kernels.backends.triton.places import Places, kept, places, together
 from thinwire.kernels.levels import Levels
 
-ROWS = 128  # pieces of a tile: 1,024 entries
+ROWS = 128  # pieces of a tile: 1,024 elements
 
 
 @triton.jit
 def code_of(x, r, draw, table, BITS: tl.constexpr):
-    """The code of every entry, and what it stands for in units of its range: without a table on even levels."""
+    """The code of every element, and what it stands for in units of its range: without a table on even levels."""
     LAST: tl.constexpr = (1 << BITS) - 1
     if table is None:
         slope = tl.where(r > 0, tl.div_rn(LAST / 2, tl.where(r > 0, r, 1.0)), 0.0)

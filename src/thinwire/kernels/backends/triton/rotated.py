@@ -25,8 +25,8 @@ from thinwire.kernels.levels import Levels
 
 @triton.jit
 def _rows(table, stretch_of, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """A tile's stretch; for every row: its block's number, its place in the stretch, how many entries are real, its
-    padded length, and its place among padded entries."""
+    """A tile's stretch; for every row: its block's number, its place in the stretch, how many elements are real, its
+    padded length, and its place among padded elements."""
     tile = tl.program_id(0)
     stretch = tl.load(stretch_of + tile)
     _, block, _, size = cut(tile, place(table, stretch, 1), place(table, stretch, 2), BLOCK, BLOCK, ROWS)

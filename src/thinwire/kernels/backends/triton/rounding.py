@@ -1,4 +1,4 @@
-"""What rotated entries are rounded to, and how that is packed: shared by blocks of a tile and by longer ones."""
+"""What rotated elements are rounded to, and how that is packed: shared by blocks of a tile and by longer ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pack(code, present, at, out, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: 
 
 @triton.jit
 def codes_at(codes, at, there, BITS: tl.constexpr):
-    """The codes of entries among padded ones."""
+    """The codes of elements among padded ones."""
     bit = at * BITS
     word = tl.load(codes + (bit >> 3), mask=there, other=0).to(tl.int32)
     if 8 % BITS != 0:  # only then a code reaches into the next byte

@@ -1,7 +1,7 @@
-"""Moving selected entries in and out.
+"""Moving selected elements in and out.
 
 Nobody waits for a device to say that an index is out of range. Such an index touches nothing that it should not; it
-reads as NaN, and where entries are written it leaves a NaN in the first: what follows shows it.
+reads as NaN, and where elements are written it leaves a NaN in the first: what follows shows it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from pathlib import Path
 from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.repro.claims import OURS, PAPER, Findings, Part, Progress, Stoppable
-from thinwire.lab.repro.mqgrad import judged, runs
-from thinwire.lab.repro.mqgrad.judged import CARRIED, EXACT, LEARNER, STILL, RunsByPolicy
+from thinwire.lab.repro.mqgrad import evaluated, runs
+from thinwire.lab.repro.mqgrad.evaluated import CARRIED, EXACT, LEARNER, STILL, RunsByPolicy
 from thinwire.lab.repro.mqgrad.runs import Order
 from thinwire.lab.tasks import datasets
 
@@ -107,8 +107,8 @@ class Study:
                 seeds = range(self.first_seed, self.first_seed + min(found.seeds, self.most_seeds))
                 outcomes = run_policies(self, seeds, policy, net, found.progress, found.stop, data)
                 if outcomes[EXACT]:
-                    found.claims += judged.claims_of(outcomes, self.fixed, self.title, self.source)
-                    found.tables.append(judged.table(outcomes, f"{self.problem}, {net}"))
+                    found.claims += evaluated.claims_of(outcomes, self.fixed, self.title, self.source)
+                    found.tables.append(evaluated.table(outcomes, f"{self.problem}, {net}"))
 
 
 def studies() -> dict[str, Study]:
@@ -133,7 +133,7 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
     found = studies()
     if quick:
         policies = bits(QUICK_STEPS) | rules()
-        # On seeds that do not count: a look at the command is none at what it will be judged by.
+        # On seeds that do not count: a look at the command is none at what it will be evaluated by.
         found = {"60mbit": Study("60mbit", policies, steps=QUICK_STEPS, earlier=QUICK_EARLIER, first_seed=0)}
     return {name: partial(study.add_to, data=data) for name, study in found.items()}
 

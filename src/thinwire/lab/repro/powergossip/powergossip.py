@@ -6,7 +6,7 @@ from pathlib import Path
 
 from thinwire.gossip import graphs
 from thinwire.lab.repro.claims import Findings, Part
-from thinwire.lab.repro.powergossip import equal_bytes, judged, reruns, spectrum
+from thinwire.lab.repro.powergossip import equal_bytes, evaluated, reruns, spectrum
 from thinwire.lab.repro.powergossip.resnet import ResNetTraining
 from thinwire.lab.repro.powergossip.training import Training
 from thinwire.lab.tasks import datasets
@@ -23,7 +23,7 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
     """
     if data is not None and not _has(data, *FASHION) and not _has(data, *CIFAR):
         raise ValueError(f"{data} holds neither Fashion-MNIST ({FASHION[1]}) nor CIFAR-10 ({CIFAR[1]})")
-    steps, peers = (QUICK_STEPS, judged.untuned()) if quick else (STEPS, judged.tuned())
+    steps, peers = (QUICK_STEPS, evaluated.untuned()) if quick else (STEPS, evaluated.tuned())
 
     def agree(found: Findings) -> None:
         with found.stop:
@@ -37,9 +37,9 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
         with found.stop:
             found.tables.append(spectrum.table(_cnn(None), steps, found.claims, found.progress))
 
-    def train(found: Findings, training: judged.Trained, peers: judged.Peers, seeds: int) -> None:
+    def train(found: Findings, training: evaluated.Trained, peers: evaluated.Peers, seeds: int) -> None:
         if not found.stop.stopped:
-            found.tables += judged.tables(training, peers, seeds, found.claims, found.progress, found.stop)
+            found.tables += evaluated.tables(training, peers, seeds, found.claims, found.progress, found.stop)
 
     def train_cnn(found: Findings) -> None:
         for skew in (0.0,) if quick else (0.0, 0.5):
@@ -48,7 +48,7 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
     def train_resnet(found: Findings) -> None:
         assert data is not None
         resnet = ResNetTraining(datasets.cifar10(data), graphs.ring(8), steps=STEPS)
-        train(found, resnet, judged.of_the_authors(), min(found.seeds, RESNET_SEEDS))
+        train(found, resnet, evaluated.of_the_authors(), min(found.seeds, RESNET_SEEDS))
 
     every: dict[str, Part] = {"consensus": agree, "spectrum": look_at_differences, "fashion": train_cnn}
     return every | {"resnet": train_resnet} if data is not None and not quick and _has(data, *CIFAR) else every

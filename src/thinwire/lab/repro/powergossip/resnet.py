@@ -62,9 +62,9 @@ class ResNetTraining:
                 optimizer.param_groups[0]["lr"] = rate * self.rate_at(step)
                 optimizer.step()
                 optimizer.zero_grad()
-        judged = averaged(replicas)
+        evaluated = averaged(replicas)
         return GossipRun(
-            accuracy(judged.eval(), self.dataset.test), _sent(gossip, replicas), time.perf_counter() - began
+            accuracy(evaluated.eval(), self.dataset.test), _sent(gossip, replicas), time.perf_counter() - began
         )
 
     def rate_at(self, step: int) -> float:

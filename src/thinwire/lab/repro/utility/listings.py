@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from thinwire.lab.report import table
 from thinwire.lab.report.table import number_text, score_text, times
 from thinwire.lab.repro.claims import Listing
-from thinwire.lab.repro.utility.judged import RungResult, compressed_of, plateau, seconds_text
+from thinwire.lab.repro.utility.evaluated import RungResult, compressed_of, plateau, seconds_text
 from thinwire.lab.repro.utility.ladders import FP16
 from thinwire.lab.runs.record import Record
 

@@ -9,8 +9,8 @@ from thinwire.lab.network import links
 from thinwire.lab.network.network import Network
 from thinwire.lab.report import table
 from thinwire.lab.repro.claims import Findings, Part, Progress, Stoppable
-from thinwire.lab.repro.utility import costs, judged, listings, proxies
-from thinwire.lab.repro.utility.judged import RungResult
+from thinwire.lab.repro.utility import costs, evaluated, listings, proxies
+from thinwire.lab.repro.utility.evaluated import RungResult
 from thinwire.lab.repro.utility.ladders import RUNGS, Rung
 from thinwire.lab.runs import curves
 from thinwire.lab.runs.compare import carry_out
@@ -46,7 +46,7 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
 
     def count_costs(found: Findings) -> None:
         with found.stop:
-            found.claims += judged.error_claims(errors(found.progress))
+            found.claims += evaluated.error_claims(errors(found.progress))
             alike = [rung for rung in rungs if rung.compute == "fp32"]
             model = load_task(task).model()
             found.tables.append(costs.breakdown(alike, model, WORKERS, found.claims, found.progress))
@@ -137,10 +137,10 @@ def _tell(
     for each in record.by_network():
         results = results_of(rungs, each, errors)
         by_link[each.runs[0].plan.network] = results
-        found.claims += judged.claims_of(results, each)
+        found.claims += evaluated.claims_of(results, each)
         found.tables.append(listings.result_table(results, each))
         found.tables.append(listings.order_table(results, each))
-    found.claims += judged.between_links(by_link, record.config["tasks"][0])
+    found.claims += evaluated.between_links(by_link, record.config["tasks"][0])
 
 
 def results_of(rungs: Sequence[Rung], record: Record, errors: dict[str, tuple[float, float]]) -> list[RungResult]:
