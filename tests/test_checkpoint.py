@@ -255,3 +255,9 @@ def test_a_residual_of_another_dtype_is_taken_after_the_first_step():
         {name: {"residual": torch.full((numel,), 7.0, dtype=torch.bfloat16)} for name, numel in SIZES}
     )
     assert torch.equal(flat, torch.full((5,), 7.0)) and memory.flat("residual", layout) is flat
+
+
+def test_a_state_of_before_an_option_was_there_is_of_the_same_scheme():
+    assert checkpoint.in_full("topk(density=0.01, values='bf16')") == tw.scheme("topk(density=0.01)").spec
+    assert checkpoint.in_full("topk(density=0.02)") != tw.scheme("topk(density=0.01)").spec
+    assert checkpoint.in_full("what nobody knows") == "what nobody knows"

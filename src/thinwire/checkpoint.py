@@ -35,6 +35,7 @@ from torch import Tensor
 from thinwire.core.memory import dense
 from thinwire.core.parts import recut
 from thinwire.exchange import objects
+from thinwire.schemes import parse
 
 if TYPE_CHECKING:
     from thinwire.reducer import Reducer
@@ -159,6 +160,14 @@ def adopt(wire: Reducer, state: Mapping[str, Any]) -> None:
     take_steering()
 
 
+def in_full(spec: str) -> str:
+    """A scheme's spec with all of its options: one that was saved before some of them were there lacks those."""
+    try:
+        return parse(spec).spec
+    except ValueError:
+        return spec
+
+
 def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, dict[str, float]]:
     """Step, scale and ledger of a state that was made for this wire."""
     number = state.get("format") if isinstance(state, Mapping) else None
@@ -170,7 +179,7 @@ def _head(wire: Reducer, state: Mapping[str, Any]) -> tuple[int, float | None, d
     for key in filter(state.__contains__, _KINDS):
         if not isinstance(state[key], _KINDS[key]):
             raise ValueError(f"the state's {key!r} cannot be {_describe(state[key])}")
-    if state["scheme"] != wire.scheme.spec:
+    if in_full(state["scheme"]) != wire.scheme.spec:
         raise ValueError(
             f"the state was saved under {state['scheme']!r}, this wire has {wire.scheme.spec!r}, to which it means "
             "nothing: attach with the former, or load the model alone and begin anew"

@@ -83,10 +83,15 @@ def laplace_statistics(bucket: Bucket, block: int, scale: str, like: Tensor) -> 
     key = ("twice the lengths", block, like.dtype, like.device)
     twice = bucket.layout.once(key, lambda: (2 * _lengths(bucket.layout, block)).to(like))
     half = torch.div(square, twice, out=room("half"))
-    # By square roots, which round alike wherever in a tensor an element lies; a vectorised power does not.
-    c = torch.sqrt(half, out=room("scale"))
-    rest = torch.sqrt(c, out=room("rest"))
-    c.mul_(rest).div_(torch.sqrt(mean, out=rest))
+    # By square roots to the nearest, as `kernels.quantize_laplace` has them: PyTorch's of float32 may be one off in the
+    # last place, those of float64, rounded, are not.
+    wide = room("wide", torch.float64)
+
+    def root(x: Tensor, name: str) -> Tensor:
+        return room(name).copy_(wide.copy_(x).sqrt_())
+
+    c = root(half, "scale")
+    c.mul_(root(c, "rest")).div_(root(mean, "rest"))
     # A square that float32 cannot hold says nothing.
     held = torch.gt(half, 2.0**-100, out=room("large", torch.bool))
     held.logical_and_(torch.lt(half, torch.inf, out=room("small", torch.bool)))
