@@ -29,6 +29,7 @@ import torch.distributed as dist
 from proof import doors
 from proof.doors import Setting, Trainer
 from proof.table import table
+from thinwire.exchange import left
 from thinwire.lab.runs import launch
 
 RANKS = 2
@@ -110,6 +111,7 @@ def _cycles(
     while agreed(now < seconds or count < FEWEST):
         times = cycle()
         steps, count, now = steps + len(times), count + 1, time.monotonic() - began
+        left.let_go()  # what was closed a moment ago is no leak
         place.send(measured(os.getpid(), place.rank, now, steps, statistics.median(times)))
         if server is not None:
             place.send(measured(server, 0, now, steps, 0.0))

@@ -31,6 +31,13 @@ def add(answered: Sequence[Started], abandoned: Sequence[Started]) -> None:
     _never_answered.extend(abandoned)
 
 
+def let_go() -> None:
+    """Wait until the threads have surely let go of all that was answered, and let go of it, too: for who counts what is
+    left of a wire."""
+    _outlive()
+    _left.clear()
+
+
 @atexit.register  # and so called after all that is registered by those who import this
 def _outlive() -> None:
     if _left:
