@@ -179,7 +179,7 @@ def give_advice(
 
     In your own training script, on every rank: print(thinwire.advise(ddp_model, batch))
     """
-    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":  # of torchrun's
+    if sys.modules.get("torch") is None and os.environ.get("RANK", "0") == "0":  # of torchrun's
         Console().print("advise: starting; PyTorch takes a moment", highlight=False)
     from thinwire.lab.cost.advise_command import advise_on_networks
     from thinwire.lab.network.network import seconds
