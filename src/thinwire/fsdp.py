@@ -25,7 +25,7 @@ from thinwire.core.scheme import Codec, Scheme, innermost
 from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.exchange import Exchange
 from thinwire.exchange.lane import Rounds
-from thinwire.exchange.scatter import Part, scatter
+from thinwire.exchange.scatter import Part, Sockets, scatter
 from thinwire.reducer import Reducer, Scaler
 from thinwire.schemes import codec, parse
 from thinwire.units import Pass, Unit, tensors_of, units_of
@@ -160,7 +160,7 @@ class Shards(Reducer):
         who = (self.exchange.workers, self.exchange.worker)
         bucket = Bucket(buffer, layout, *who, step, self.seed, None, scratch)
         total = scratch.take("own-part", own.layout.numel, buffer.dtype, buffer.device)
-        yield from scatter(bucket, parts, self._codec, self.exchange.group, self._say, 1.0, total)
+        yield from scatter(bucket, parts, self._codec, Sockets(self.exchange.group), self._say, 1.0, total)
         own.exact.scatter(total, output)
         own.coded.scatter(total[own.exact.numel :], output)
 

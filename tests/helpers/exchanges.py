@@ -16,7 +16,7 @@ import thinwire as tw
 from helpers.gradients import gradient
 from helpers.world import run_world
 from thinwire.core import parts
-from thinwire.exchange import collectives
+from thinwire.exchange import collectives, shared
 from thinwire.reducer import Reducer
 from thinwire.schemes import parse
 
@@ -39,6 +39,7 @@ class Row:
     goes_on: bool = False  # when a worker dies
     local: int = 0
     whole: int = 1 << 20  # tensors of more elements are cut
+    memory: bool = True  # inside machines; else by sockets
     only: tuple[str, ...] = ()  # specs; none: all
 
     @property
@@ -63,7 +64,8 @@ class Row:
         """On every rank: `train(exchange, group, *arguments)` of a worker, or a server's totals in the end."""
         if self.local:
             inner, outer = grid(self.local)
-            exchange = tw.Hierarchical(inner=inner, outer=outer, route=self.route, whole=self.whole)
+            options = {"route": self.route, "whole": self.whole, "memory": self.memory}
+            exchange = tw.Hierarchical(inner=inner, outer=outer, **options)
             return train(exchange, dist.group.WORLD, *arguments)
         if not self.servers:
             return train(tw.AllReduce(route=self.route), dist.group.WORLD, *arguments)
@@ -79,6 +81,7 @@ ROWS = [
     Row("server", workers=2, servers=1, goes_on=True),
     Row("2x2", workers=2, local=2, whole=1000),
     Row("2x1", workers=2, local=1, only=FEW),
+    Row("2x2 by sockets", workers=2, local=2, whole=1000, memory=False, only=FEW),
     Row("1x2", workers=1, local=2, only=FEW),
     Row("3x2", workers=3, local=2, only=FEW),
 ]
@@ -215,10 +218,11 @@ def count_what_torch_is_given() -> list[int]:
     """Counted where torch.distributed itself hands tensors to a group: {its method: which argument is given}.
 
     An all-to-all is messages to all others, which are counted one by one; what a worker has for itself is given to
-    nobody, and is what the rest leaves of the whole.
+    nobody, and is what the rest leaves of the whole. What goes through memory is counted where it is said to be there.
     """
     given: list[int] = []
     count_messages(given)
+    count_written(given)
     for method, which in {"allreduce": 0, "all_gather_single": 1, "all_to_all_single": 1}.items():
         plain = getattr(dist.ProcessGroup, method)
 
@@ -246,3 +250,24 @@ def count_messages(given: list[int]) -> None:
         return works
 
     dist.ProcessGroup.send, collectives._exchange = sending, exchanging
+
+
+def count_written(given: list[int]) -> None:
+    """Bytes that the others of a machine read; not those by which they are told of it."""
+    start = collectives.Told.start
+
+    def starting(told):
+        counted = list(given)
+        works = start(told)
+        given[:] = counted
+        return works
+
+    collectives.Told.start = starting
+    for name in ("swap", "share"):
+        plain = getattr(shared.Through, name)
+
+        def counting(way, bucket, message, *sizes, plain=plain):
+            given.append(message.nbytes)
+            return plain(way, bucket, message, *sizes)
+
+        setattr(shared.Through, name, counting)

@@ -216,6 +216,13 @@ class Selection:
             at += stop - start
         return out
 
+    def add(self, whole: Tensor, total: Tensor) -> None:
+        """total += the tensors, end to end."""
+        at = 0
+        for start, stop in self.runs:
+            total[at : at + stop - start].add_(whole[start:stop])
+            at += stop - start
+
     def scatter(self, values: Tensor, whole: Tensor) -> None:
         """Write what `gather` took back to its places."""
         at = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,11 +31,12 @@ from thinwire.exchange.allreduce import AllReduce, timeout_of
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.exchange import CPU, drive
 from thinwire.exchange.lane import Lane, Rounds
-from thinwire.exchange.scatter import Part
+from thinwire.exchange.scatter import Part, Sockets, Way
+from thinwire.exchange.shared import Shared, Through
 from thinwire.exchange.transport import Transport
 
 WHOLE, WHOLE_MATRICES = 1 << 12, 1 << 20  # elements
-DEPTH = 3  # buckets under way: one on each of the ways there, between machines, and back
+DEPTH = 4  # buckets under way: one on each of the ways there, between machines, and back, and one more that begins
 
 
 class Hierarchical:
@@ -49,6 +50,8 @@ class Hierarchical:
     `whole`: tensors of at most so many elements are one worker's; larger ones are cut between rows (`parts.deal`).
         Higher => low rank sees larger matrices; lower => workers of a machine have more equal shares of each bucket.
         Unless given, 2^20 for schemes that look at matrices, 2^12 for others.
+    `memory`: inside, elements go through memory that a machine's workers all see, where they do (Linux, one container);
+        else, and where not, through the group.
     `transport`: starts and counts what is sent; the ledger has bytes_sent_inside and bytes_sent_outside apart.
     """
 
@@ -61,6 +64,7 @@ class Hierarchical:
         route: Route = "auto",
         link: tuple[float, float] | None = None,
         whole: int | None = None,
+        memory: bool = True,
         transport: Transport | None = None,
     ) -> None:
         self.inside: Codec = schemes.codec(inside)
@@ -89,11 +93,14 @@ class Hierarchical:
         self._pieces: dict[str, list[parts.Piece]] = {}  # of every tensor, everybody's
         self._exact: Collection[str] = ()
         self._turns: deque[object] = deque()  # buckets that will be gathered, oldest first
+        self._shared: Shared | None = None
+        self._memory = memory
 
     @classmethod
     def of_nodes(
         cls, local: int | None = None, *, inside: str | Codec = "fp32", route: Route = "auto",
-        link: tuple[float, float] | None = None, whole: int | None = None, transport: Transport | None = None,
+        link: tuple[float, float] | None = None, whole: int | None = None, memory: bool = True,
+        transport: Transport | None = None,
     ) -> Hierarchical:  # fmt: skip
         """Groups of the ranks as torchrun places them, `local` of every machine one after the other.
 
@@ -107,7 +114,8 @@ class Hierarchical:
                 "for ranks in another order there is Hierarchical(inner=, outer=)"
             )
         inner, outer = node_groups(local)
-        return cls(inner=inner, outer=outer, inside=inside, route=route, link=link, whole=whole, transport=transport)
+        options: dict[str, Any] = {"route": route, "link": link, "whole": whole, "memory": memory}
+        return cls(inner=inner, outer=outer, inside=inside, transport=transport, **options)
 
     # -- what a pipeline needs -----------------------------------------------------------------------------------------
 
@@ -134,10 +142,14 @@ class Hierarchical:
             self._everyone.close()
             raise
         self._turns.clear()
+        self._asked = self._given_out = 0  # buckets that asked for regions, and that have got some
+        self._taken: set[int] = set()
         inner, outer = self._given
         self._there.join(inner, self.device)
         self._back.join(inner, self.device)
         self._outer.join(outer, self.device)
+        if self.device.type == "cpu":
+            self._shared = Shared.join(self._there.group, 2 * DEPTH, wanted=self._memory)
         self.lane = self._everyone.lane
         if self.lane is not None:
             self.lane.depth = DEPTH
@@ -177,6 +189,9 @@ class Hierarchical:
     def close(self) -> None:
         for each in (self._everyone, self._there, self._back, self._outer):
             each.close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         self.lane = None
 
     # -- conversations -------------------------------------------------------------------------------------------------
@@ -197,20 +212,38 @@ class Hierarchical:
         all_exact = codec.lossless(bucket.flat.dtype)
         divided = bucket.layout.once(("parts", self, all_exact), lambda: self._parts(bucket.layout, all_exact))
         layout = divided[self._place].layout
-        flat = bucket.scratch.take("own-part", layout.numel, bucket.flat.dtype, bucket.flat.device)
-        say = partial(_encode, codec)
         self._turns.append(bucket)
-        there = scatter.scatter(bucket, divided, codec, self._there.group, say, 1.0 / self._local, flat)
-        yield from self._counted(there, "bytes_sent_inside")
+        there, back, regions = yield from self._ways()
+        flat = scatter.own_memory(bucket, divided, codec, back)
+        out = scatter.scatter(bucket, divided, codec, there, partial(_encode, codec), 1.0 / self._local, flat)
+        yield from self._counted(out, "bytes_sent_inside")
         if layout.numel:
             yield from self._between(replace(mine, flat=flat, layout=layout), converse)
         # Schemes ask as often as their own part needs, so workers of one machine come here in different orders.
         while self._turns[0] is not bucket:
             yield []
         self._turns.popleft()
-        back = scatter.gather(flat, bucket, divided, codec, self._back.group)
-        yield from self._counted(back, "bytes_sent_inside")
+        yield from self._counted(scatter.gather(flat, bucket, divided, codec, back), "bytes_sent_inside")
+        self._taken.discard(regions)
         return bucket.flat
+
+    def _ways(self) -> Generator[list[Any], None, tuple[Way, Way, int]]:
+        """There and back, and the number of their pair of regions, which is to be given back.
+
+        Buckets take pairs in turn, the same on all workers. A worker that has a pair again had word that everybody had
+        read the bucket's messages before it: those there before anybody said what he had written to go back, and those
+        back before he said what he had written to go there, in the bucket that has the pair now.
+        """
+        if self._shared is None:
+            return Sockets(self._there.group), Sockets(self._back.group), 0
+        number, self._asked = self._asked, self._asked + 1
+        pair = number % DEPTH
+        while self._given_out != number or pair in self._taken:
+            yield []
+        self._given_out += 1
+        self._taken.add(pair)
+        there = Through(self._shared, 2 * pair, self._there.group)
+        return there, Through(self._shared, 2 * pair + 1, self._back.group), pair
 
     def _parts(self, layout: Layout, all_exact: bool) -> list[Part]:
         """Each owner's part of a bucket."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -46,35 +47,94 @@ class Part:
 Say = Callable[[Bucket, Tensor], None]  # encode a part's coded tensors into memory that may be longer
 
 
+class Way(Protocol):
+    """How messages get from worker to worker: through a group's sockets, or memory that all of them see."""
+
+    @property
+    def worker(self) -> int: ...
+
+    def outgoing(self, bucket: Bucket, name: str, nbytes: int) -> Tensor:
+        """Where to write messages. Until the next swap or share of this way it is the writer's."""
+        ...
+
+    def swap(self, bucket: Bucket, outgoing: Tensor, sizes: Sequence[int]) -> Rounds:
+        """Everybody's message to this worker; its own is not there.
+
+        outgoing: one message to each other worker, in rank order. sizes: that of every worker's, whoever writes to it.
+        """
+        ...
+
+    def share(self, bucket: Bucket, message: Tensor) -> Rounds:
+        """Everybody's message, equally long, this worker's own too."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """By the collectives of a process group."""
+
+    group: dist.ProcessGroup
+
+    @property
+    def worker(self) -> int:
+        return self.group.rank()
+
+    def outgoing(self, bucket: Bucket, name: str, nbytes: int) -> Tensor:
+        return bucket.scratch.take(name, nbytes, torch.uint8, bucket.flat.device)
+
+    def swap(self, bucket: Bucket, outgoing: Tensor, sizes: Sequence[int]) -> Rounds:
+        worker, workers = self.worker, self.group.size()
+        there = [0 if other == worker else sizes[other] for other in range(workers)]
+        back = [0 if other == worker else sizes[worker] for other in range(workers)]
+        incoming = bucket.scratch.take("scatter-in", sum(back), torch.uint8, bucket.flat.device)
+        yield [AllToAll(incoming, outgoing, back, there, worker, self.group)]
+        return incoming.split(back)
+
+    def share(self, bucket: Bucket, message: Tensor) -> Rounds:
+        nbytes = message.numel()
+        everyone = bucket.scratch.take("gather-in", nbytes * self.group.size(), torch.uint8, message.device)
+        yield [AllGathered(everyone, message, self.group)]
+        return everyone.split(nbytes)
+
+
 def scatter(
-    bucket: Bucket, parts: Sequence[Part], codec: Codec, group: dist.ProcessGroup, say: Say, weight: float, out: Tensor
+    bucket: Bucket, parts: Sequence[Part], codec: Codec, way: Way, say: Say, weight: float, out: Tensor
 ) -> Rounds:
     """out = weight * the sum of everybody's elements of this worker's own part, in the part's order."""
-    flat, scratch, worker = bucket.flat, bucket.scratch, group.rank()
+    flat, scratch, worker = bucket.flat, bucket.scratch, way.worker
     sizes = [part.nbytes(flat.dtype, codec) for part in parts]
     lengths = [sum(each) for each in sizes]
-    outgoing = scratch.take("scatter-out", sum(lengths), torch.uint8, flat.device)
-    for part, message, fields in zip(parts, outgoing.split(lengths), sizes, strict=True):
+    outgoing = way.outgoing(bucket, "scatter-out", sum(lengths) - lengths[worker])
+    own = scratch.take("scatter-own", lengths[worker], torch.uint8, flat.device)
+    messages = list(outgoing.split(lengths[:worker] + lengths[worker + 1 :]))
+    messages.insert(worker, own)
+    for number, (part, message, fields) in enumerate(zip(parts, messages, sizes, strict=True)):
         exact, coded = message.split(fields)
-        part.exact.gather(flat, _values(exact, part.exact.numel, flat.dtype))
-        exact[part.exact.numel * flat.itemsize :].zero_()
+        if number != worker:
+            part.exact.gather(flat, _values(exact, part.exact.numel, flat.dtype))
+            exact[part.exact.numel * flat.itemsize :].zero_()
         if part.coded.numel:
             dtype = working(codec, flat.dtype)
             copy = part.coded.gather(flat, scratch.take("scatter-coded", part.coded.numel, dtype, flat.device))
             say(replace(bucket, flat=copy, layout=part.coded.layout, spare=None), coded)
 
-    mine, length = parts[worker], lengths[worker]
-    incoming = scratch.take("scatter-in", length * len(parts), torch.uint8, flat.device)
-    yield [AllToAll(incoming, outgoing, [length] * len(parts), lengths, worker, group)]
+    came = list((yield from way.swap(bucket, outgoing, lengths)))
+    came[worker] = own
 
+    mine = parts[worker]
     exact = out[: mine.exact.numel]
     wide = torch.promote_types(flat.dtype, torch.float32)
     summed = exact if out.dtype is wide else scratch.take("scatter-exact", exact.numel(), wide, flat.device)
     coded = _zeros(bucket, "scatter-sum", mine.coded.numel, working(codec, flat.dtype))
-    for number, message in enumerate(incoming.split(length) if length else ()):
+    for number, message in enumerate(came if lengths[worker] else ()):
         fields = message.split(sizes[worker])
-        values = _values(fields[0], exact.numel(), flat.dtype)
-        summed.add_(values) if number else summed.copy_(values)
+        if number != worker:
+            values = _values(fields[0], exact.numel(), flat.dtype)
+            summed.add_(values) if number else summed.copy_(values)
+        elif number:
+            mine.exact.add(flat, summed)
+        else:
+            mine.exact.gather(flat, summed)
         if mine.coded.numel:
             size = codec.nbytes(mine.coded.layout, codec.level)
             codec.decode_add(fields[1][:size], mine.coded.layout, codec.level, coded, 1.0)
@@ -84,18 +144,28 @@ def scatter(
     out[mine.exact.numel :].copy_(coded.mul_(weight))
 
 
-def gather(mean: Tensor, bucket: Bucket, parts: Sequence[Part], codec: Codec, group: dist.ProcessGroup) -> Rounds:
+def own_memory(bucket: Bucket, parts: Sequence[Part], codec: Codec, way: Way) -> Tensor:
+    """Memory for this worker's own part, in the bucket's dtype. Where it can be, it is that of the message by which
+    `gather` will tell of it, which then need not be written."""
+    mine, dtype = parts[way.worker], bucket.flat.dtype
+    if mine.coded.numel:
+        return bucket.scratch.take("own-part", mine.layout.numel, dtype, bucket.flat.device)
+    return _values(way.outgoing(bucket, "gather-out", _longest(parts, dtype, codec)), mine.exact.numel, dtype)
+
+
+def gather(mean: Tensor, bucket: Bucket, parts: Sequence[Part], codec: Codec, way: Way) -> Rounds:
     """Everybody's own part, in the part's order and the bucket's dtype, to its places in every bucket.
 
     All read the same messages, the owner his own too, so all have the same bits.
     """
-    flat, scratch, worker = bucket.flat, bucket.scratch, group.rank()
+    flat, scratch, worker = bucket.flat, bucket.scratch, way.worker
     mine = parts[worker]
     sizes = [part.nbytes(flat.dtype, codec) for part in parts]
-    longest = max(sum(each) for each in sizes)
-    message = scratch.take("gather-out", longest, torch.uint8, flat.device)
-    exact, coded, padding = message.split([*sizes[worker], longest - sum(sizes[worker])])
-    _values(exact, mine.exact.numel, flat.dtype).copy_(mean[: mine.exact.numel])
+    message = way.outgoing(bucket, "gather-out", _longest(parts, flat.dtype, codec))
+    exact, coded, padding = message.split([*sizes[worker], message.numel() - sum(sizes[worker])])
+    values = _values(exact, mine.exact.numel, flat.dtype)
+    if values.data_ptr() != mean.data_ptr():
+        values.copy_(mean[: mine.exact.numel])
     exact[mine.exact.numel * flat.itemsize :].zero_()
     padding.zero_()
     if mine.coded.numel:
@@ -104,16 +174,19 @@ def gather(mean: Tensor, bucket: Bucket, parts: Sequence[Part], codec: Codec, gr
         again.copy_(mean[mine.exact.numel :])
         said = replace(bucket, flat=again, layout=mine.coded.layout, worker=randomness.RELAY, lost=None, spare=None)
         codec.encode_padded(said, codec.level, coded)
-    everyone = scratch.take("gather-in", longest * len(parts), torch.uint8, flat.device)
-    yield [AllGathered(everyone, message, group)]
+    everyone = yield from way.share(bucket, message)
 
-    for part, message, (exact_size, coded_size) in zip(parts, everyone.split(longest), sizes, strict=True):
+    for part, message, (exact_size, coded_size) in zip(parts, everyone, sizes, strict=True):
         part.exact.scatter(_values(message, part.exact.numel, flat.dtype), flat)
         if part.coded.numel:
             data = message[exact_size : exact_size + coded_size]
             decoded = scratch.take("gather-coded", part.coded.numel, working(codec, flat.dtype), flat.device)
             arithmetic.add_payloads(codec, part.coded.layout, codec.level, [data], 1.0, decoded)
             part.coded.scatter(decoded, flat)
+
+
+def _longest(parts: Sequence[Part], dtype: torch.dtype, codec: Codec) -> int:
+    return max(sum(part.nbytes(dtype, codec)) for part in parts)
 
 
 def _zeros(bucket: Bucket, name: str, numel: int, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,9 @@ from typing import NamedTuple
 
 from thinwire.lab.network.network import Network, Rate
 
-BURST_BYTES = 64 * 1024  # what may leave at once after a pause: more flatters small messages; 64 KiB is one GSO packet
+# What may leave at once after a pause: more flatters small messages, and less than one GSO packet (64 KiB, and a header
+# for each of its 45 segments) has the kernel cut each of them up, which a real machine leaves to its network card.
+BURST_BYTES = 72 * 1024
 QUEUE_SECONDS = 0.4  # how long a packet may wait before tbf drops it: long, so that TCP is slowed and not punished
 INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32  # of every TCP packet: Ethernet, IP, TCP with timestamps
