@@ -72,7 +72,12 @@ class AllGathered:
         given, workers = nbytes_of(self.tensor), self.group.size()
         return amounts(given, (workers - 1) * given, 2 * (workers - 1))
 
-    def start(self) -> dist.Work:
+    def start(self) -> Started:
+        """Between two a ring is a message each way, for which gloo's own takes twice the processor time."""
+        if self.group.size() == 2 and _is_gloo(self.group, self.tensor):
+            worker, incoming = self.group.rank(), self.out.chunk(2)
+            incoming[worker].copy_(self.tensor)
+            return _exchange([self.tensor, self.tensor], incoming, worker, self.group)
         return all_gather(self.out, self.tensor, group=self.group, async_op=True)  # type: ignore[return-value]
 
 
