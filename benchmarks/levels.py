@@ -3,12 +3,13 @@
     python benchmarks/levels.py                    # the table: needs root, for links of their own
     python benchmarks/levels.py --json FILE
 
-Two machines of two workers each, one thin link a machine, the loopback inside: DDP over all four with PyTorch's own
-fp16_compress_hook, with qsgd(bits=4), and with qsgd(bits=4) on two levels. Then four machines of one worker each: a
-transformer sharded by FSDP2, plain and with qsgd(bits=4) between shards; with weights gathered again for backward, and
-with weights kept. All sides of a link take turns on the same ranks; figures are medians of the repeats, ratios medians
-of the repeats' ratios. "alone" is a step that exchanges nothing, on the same ranks at the same time; "cores" is the
-processor time of all four ranks divided by this machine's cores: no step can be faster.
+Two machines of two workers each, one thin link a machine: DDP over all four with PyTorch's own fp16_compress_hook, with
+qsgd(bits=4), and with qsgd(bits=4) on two levels. Then four machines of one worker each: a transformer sharded by
+FSDP2, plain, with qsgd(bits=4) between shards, and with no gradients sent at all, for no codec can be faster than that;
+each with weights gathered again for backward, and with weights kept. All sides of a link take turns on the same ranks;
+figures are medians of the repeats, ratios medians of the repeats' ratios. "alone" is a step that exchanges nothing, on
+the same ranks at the same time; "cores" is the processor time of all four ranks divided by this machine's cores: no
+step can be faster.
 """
 
 from __future__ import annotations
@@ -31,15 +32,13 @@ import thinwire as tw
 
 LINKS = ("100mbit", "1gbit")
 QSGD = "qsgd(bits=4)"
+PLAIN, BETWEEN, UNSAID, KEPT = "plain FSDP2", "qsgd(bits=4) between shards", "no gradients sent", ", weights kept"
 RATIOS = {
     "two levels": [
         ("two levels, qsgd(bits=4)", "flat, qsgd(bits=4)"),
         ("fp16_compress_hook", "two levels, qsgd(bits=4)"),
     ],
-    "fsdp": [
-        ("qsgd(bits=4) between shards", "plain FSDP2"),
-        ("the same, weights kept", "plain FSDP2, weights kept"),
-    ],
+    "fsdp": [(name + kept, PLAIN + kept) for kept in ("", KEPT) for name in (BETWEEN, UNSAID)],
 }  # fmt: skip
 
 
@@ -69,19 +68,31 @@ def two_levels() -> dict[str, Side]:
     }
 
 
+class Unsaid:
+    """In a reduce-scatter's place: nobody hears of anybody's gradients."""
+
+    def allocate(self, size: list[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: object, **__: object) -> None:
+        output_tensor.copy_(input_tensor[: output_tensor.numel()])
+
+
 def fsdp() -> dict[str, Side]:
     """What is timed on machines of one worker each."""
     x = torch.randn(4, 32, 256)
     sides = {"alone": side(transformer(), x)}
-    for kept in (False, True):
-        for scheme in (None, QSGD):
+    for kept in ("", KEPT):
+        for name in (PLAIN, BETWEEN, UNSAID):
             model = transformer()
             for block in model:
                 fully_shard(block, reshard_after_forward=not kept)
+                if name == UNSAID:
+                    block.set_custom_reduce_scatter(Unsaid())
             fully_shard(model, reshard_after_forward=not kept)
-            wire = tw.attach(model, scheme) if scheme else None
-            name = {(False, None): "plain FSDP2", (True, None): "plain FSDP2, weights kept"}.get((kept, scheme))
-            sides[name or ("the same, weights kept" if kept else "qsgd(bits=4) between shards")] = side(model, x, wire)
+            if name == UNSAID:
+                model.set_custom_reduce_scatter(Unsaid())
+            sides[name + kept] = side(model, x, tw.attach(model, QSGD) if name == BETWEEN else None)
     return sides
 
 
