@@ -47,9 +47,9 @@ def ours() -> list[str]:
 def test_links_have_the_rates_asked_for_and_are_removed():
     with Shaped(parse_network("shaped:100mbit,1=10mbit/20mbit,server=200mbit"), 3, servers=1) as links:
         assert len(ours()) == 5
-        assert "rate 100Mbit burst 64Kb" in tc(links.namespaces[0], "eth0")
-        assert "rate 10Mbit burst 64Kb" in tc(links.namespaces[1], "eth0")
-        assert "rate 200Mbit burst 64Kb" in tc(links.by_rank(servers=1)[0], "eth0")
+        assert "rate 100Mbit burst 72Kb" in tc(links.namespaces[0], "eth0")
+        assert "rate 10Mbit burst 72Kb" in tc(links.namespaces[1], "eth0")
+        assert "rate 200Mbit burst 72Kb" in tc(links.by_rank(servers=1)[0], "eth0")
         switch = f"tw-{os.getpid()}-switch"
         assert "rate 20Mbit" in tc(switch, "port1") and "tbf" not in tc(switch, "port0")
     assert ours() == []

@@ -76,8 +76,9 @@ class AllGathered:
         """Between two a ring is a message each way, for which gloo's own takes twice the processor time."""
         if self.group.size() == 2 and _is_gloo(self.group, self.tensor):
             worker, incoming = self.group.rank(), self.out.chunk(2)
+            outgoing = [self.tensor if each != worker else self.tensor[:0] for each in range(2)]
             incoming[worker].copy_(self.tensor)
-            return _exchange([self.tensor, self.tensor], incoming, worker, self.group)
+            return _exchange(outgoing, incoming, worker, self.group)
         return all_gather(self.out, self.tensor, group=self.group, async_op=True)  # type: ignore[return-value]
 
 

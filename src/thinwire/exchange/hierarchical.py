@@ -95,6 +95,8 @@ class Hierarchical:
         self._turns: deque[object] = deque()  # buckets that will be gathered, oldest first
         self._shared: Shared | None = None
         self._memory = memory
+        self._asked = self._given_out = 0  # buckets that asked for regions, and that have got some
+        self._taken: set[int] = set()
 
     @classmethod
     def of_nodes(
@@ -142,8 +144,8 @@ class Hierarchical:
             self._everyone.close()
             raise
         self._turns.clear()
-        self._asked = self._given_out = 0  # buckets that asked for regions, and that have got some
-        self._taken: set[int] = set()
+        self._taken.clear()
+        self._asked = self._given_out = 0
         inner, outer = self._given
         self._there.join(inner, self.device)
         self._back.join(inner, self.device)

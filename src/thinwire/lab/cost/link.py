@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.exchange.allreduce import AllReduce
-from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Told
 from thinwire.exchange.exchange import CPU
 from thinwire.exchange.hierarchical import node_groups
 from thinwire.exchange.lane import Lane, Rounds
@@ -58,18 +58,20 @@ def measure_levels(
     flat = measure(exchange(), group, device=device)
     kinds = dict(flat.kinds)
     for level, each in ((INSIDE, inner), (BETWEEN, outer)):
-        kinds |= {f"{level} {kind}": cost for kind, cost in measure(exchange(), each, group, device).kinds.items()}
+        found = measure(exchange(), each, group, device, memory=level == INSIDE)
+        kinds |= {f"{level} {kind}": cost for kind, cost in found.kinds.items()}
     return Link(flat.workers, kinds, local)
 
 
 def measure(
     exchange: AllReduce, group: dist.ProcessGroup, everyone: dist.ProcessGroup | None = None,
-    device: torch.device = CPU,
+    device: torch.device = CPU, *, memory: bool = False,
 ) -> Link:  # fmt: skip
     """The link of a group, over an exchange of its own. Every worker calls it and gets the same answer.
 
     everyone: several groups that are measured at the same time, and what all of them come to.
     device: of the buckets. Where they would come to the CPU first, the link is what they meet there.
+    memory: and how long it takes to tell of what lies in memory that all of the group see.
     """
     exchange.open(group, parse("fp16"), device)  # any scheme
     group = everyone or group
@@ -79,6 +81,8 @@ def measure(
         how = exchange.group, exchange.device
         sums = [partial(_all_reduced, *how, dtype) for dtype in DTYPES]
         makers = [*sums, partial(_all_gathered, *how), partial(_all_to_all, *how)]
+        if memory and exchange.device.type == "cpu":
+            makers.append(partial(_told, exchange.group))
         kinds = [_sweep(make, lane, group, exchange.device) for make in makers]
     finally:
         exchange.close()
@@ -100,6 +104,11 @@ def _all_to_all(group: dist.ProcessGroup, device: torch.device, nbytes: int) -> 
     sizes = [nbytes // (group.size() - 1)] * group.size()
     whole = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     return AllToAll(torch.zeros_like(whole), whole, sizes, sizes, group.rank(), group)
+
+
+def _told(group: dist.ProcessGroup, nbytes: int) -> Collective:
+    """Of bytes that lie in memory: how many makes no difference to it."""
+    return Told(torch.zeros(2 * group.size(), dtype=torch.uint8), nbytes, nbytes, group.rank(), group)
 
 
 def _sweep(

@@ -24,10 +24,11 @@ from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce, workplace
-from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started, Told
 from thinwire.exchange.exchange import CPU, Exchange
 from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
+from thinwire.exchange.shared import Shared
 from thinwire.exchange.transport import Transport
 from thinwire.front import attach
 from thinwire.lab.cost.link import settle
@@ -150,6 +151,7 @@ class RehearsalOfLevels(Hierarchical):
         self._there.group, self._back.group, self._outer.group = *[self._given[0]] * 2, self._given[1]
         self._outer.workers, self._outer.worker = self._given[1].size(), 0
         self._everyone.device = CPU if group is None else workplace(group, scheme, device)
+        self._shared = _OwnMemory(self._given[0].size()) if self.device.type == "cpu" else None
         self.lane: Lane | None = RehearsalLane(self.transport, self._meet, device)
 
     def agree(self, given: Mapping[str, str] | None) -> None:
@@ -157,6 +159,21 @@ class RehearsalOfLevels(Hierarchical):
 
     def close(self) -> None:
         self.lane = None
+
+
+class _OwnMemory(Shared):
+    """In everybody's memory is what this worker wrote."""
+
+    def __init__(self, workers: int):
+        super().__init__(0, [])
+        self.workers = workers
+        self._regions: dict[int, torch.Tensor] = {}
+
+    def memory(self, worker: int, region: int, nbytes: int) -> torch.Tensor:
+        kept = self._regions.get(region)
+        if kept is None or kept.numel() < nbytes:
+            kept = self._regions[region] = torch.zeros(nbytes, dtype=torch.uint8)
+        return kept[:nbytes]
 
 
 @dataclass(frozen=True)
@@ -183,8 +200,9 @@ class Rehearsed(Transport):
         elif isinstance(collective, AllToAll):
             start = sum(collective.sizes[: collective.worker])
             mine = collective.tensor[start : start + collective.sizes[collective.worker]]
-            collective.out.view(collective.group.size(), -1).copy_(mine.view(1, -1))
-        else:
+            if mine.numel():
+                collective.out.view(collective.group.size(), -1).copy_(mine.view(1, -1))
+        elif not isinstance(collective, Told):
             raise AssertionError(f"a rehearsal has no answer for {type(collective).__name__}")
         return _Answered()
 
