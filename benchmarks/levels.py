@@ -99,11 +99,13 @@ def fsdp() -> dict[str, Side]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=12, help="of every side; default: %(default)s")
+    options.add_argument("--only", choices=RATIOS, help="this half")
+    options.add_argument("--link", action="append", help=f"between machines; repeatable; default: {', '.join(LINKS)}")
     options.add_argument("--json", metavar="FILE", help="also write every time to FILE")
     given = options.parse_args()
 
     found = {}
-    cells = [(name, link) for name in RATIOS for link in LINKS]
+    cells = [(name, link) for name in RATIOS if given.only in (None, name) for link in given.link or LINKS]
     with Progress(transient=True) as progress:
         bar = progress.add_task("measuring", total=len(cells))
         for name, link in cells:
