@@ -215,7 +215,7 @@ class Hierarchical:
         divided = bucket.layout.once(("parts", self, all_exact), lambda: self._parts(bucket.layout, all_exact))
         layout = divided[self._place].layout
         self._turns.append(bucket)
-        there, back, regions = yield from self._ways()
+        there, back, pair = yield from self._ways()
         flat = scatter.own_memory(bucket, divided, codec, back)
         out = scatter.scatter(bucket, divided, codec, there, partial(_encode, codec), 1.0 / self._local, flat)
         yield from self._counted(out, "bytes_sent_inside")
@@ -226,15 +226,15 @@ class Hierarchical:
             yield []
         self._turns.popleft()
         yield from self._counted(scatter.gather(flat, bucket, divided, codec, back), "bytes_sent_inside")
-        self._taken.discard(regions)
+        self._taken.discard(pair)
         return bucket.flat
 
     def _ways(self) -> Generator[list[Any], None, tuple[Way, Way, int]]:
         """There and back, and the number of their pair of regions, which is to be given back.
 
-        Buckets take pairs in turn, the same on all workers. A worker that has a pair again had word that everybody had
-        read the bucket's messages before it: those there before anybody said what he had written to go back, and those
-        back before he said what he had written to go there, in the bucket that has the pair now.
+        Buckets take pairs in turn, the same on all workers, so nobody writes over what another still reads: who has the
+        pair again has heard, on the way back, that all had read what went there; and who writes for the way back has
+        heard, on the way there, that all are done with the bucket that had the pair before.
         """
         if self._shared is None:
             return Sockets(self._there.group), Sockets(self._back.group), 0

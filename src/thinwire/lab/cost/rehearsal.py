@@ -202,6 +202,8 @@ class Rehearsed(Transport):
             mine = collective.tensor[start : start + collective.sizes[collective.worker]]
             if mine.numel():
                 collective.out.view(collective.group.size(), -1).copy_(mine.view(1, -1))
+            else:  # nobody sends anything to himself there
+                collective.out.zero_()
         elif not isinstance(collective, Told):
             raise AssertionError(f"a rehearsal has no answer for {type(collective).__name__}")
         return _Answered()
