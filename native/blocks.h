@@ -1,6 +1,5 @@
 // The blocks of a buffer, cut into pieces that threads can take one at a time.
-//
-// `starts` has stretches + 1 elements; see kernels/backends/reference/__init__.py for what stretches and blocks are.
+// See kernels/backends/reference/__init__.py for what stretches and blocks are.
 #pragma once
 #include <vector>
 
@@ -42,15 +41,12 @@ struct Piece {
 
 class Pieces {
   public:
-    // Throws unless `starts` covers [0, count) in order. `bits` may be 0 where nothing is packed.
-    Pieces(address starts, index stretches, index count, index block, int bits) {
-        const index* start = at<const index>(starts);
-        require(stretches >= 0 && block >= 0, "the number of stretches and the block must not be negative");
-        require(stretches > 0 ? start[0] == 0 && start[stretches] == count : count == 0,
-                "starts must begin at 0 and end at the number of elements");
-        for (index s = 0; s < stretches; ++s) {
-            const index length = start[s + 1] - start[s];
-            require(length >= 0, "starts must not decrease");
+    // Throws unless the stretches lie in a buffer of `count` elements. `bits` may be 0 where nothing is packed.
+    Pieces(Stretches stretches, index count, index block, int bits) : stretches(stretches), block_(block) {
+        require(block >= 0, "the block must not be negative");
+        stretches.check(count);
+        for (index s = 0; s < stretches.count; ++s) {
+            const index begin = stretches.begin(s), length = stretches.end(s) - begin;
             const index whole = block ? block : length;
             const index block_bytes = bytes(whole, bits);
             const index step = whole >= size ? size : size / (whole ? whole : 1) * whole;
@@ -59,7 +55,7 @@ class Pieces {
                 index end = place + step;
                 if (whole >= size && end > (ordinal + 1) * whole) end = (ordinal + 1) * whole;
                 if (end > length) end = length;
-                all.push_back({start[s] + place, start[s] + end, s, place, blocks + ordinal,
+                all.push_back({begin + place, begin + end, s, place, blocks + ordinal,
                                packed + ordinal * block_bytes + bytes(inside, bits)});
                 place = end;
             }
@@ -77,17 +73,19 @@ class Pieces {
     }
 
     // Whether the piece holds whole blocks, rather than a part of one.
-    static bool whole(const Piece& piece, const index* start, index block) {
-        const index length = start[piece.stretch + 1] - start[piece.stretch], place = piece.place;
+    bool whole(const Piece& piece) const {
+        const index length = stretches.end(piece.stretch) - stretches.begin(piece.stretch), place = piece.place;
         const index end = place + piece.end - piece.begin;
-        return block ? place % block == 0 && (end == length || end % block == 0) : place == 0 && end == length;
+        return block_ ? place % block_ == 0 && (end == length || end % block_ == 0) : place == 0 && end == length;
     }
 
+    const Stretches stretches;
     std::vector<Piece> all;
     index blocks = 0;  // of all stretches
     index packed = 0;  // bytes of all packed codes
 
   private:
+    const index block_;
     static constexpr index size = 1 << 16;  // elements; a multiple of 8, so that cuts lie on whole bytes
     static index bytes(index codes, int bits) { return (codes * bits + 7) / 8; }
 };

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "common.h"
+#include "blocks.h"
 #include "random.h"
 
 namespace thinwire {
@@ -85,10 +85,11 @@ void decode(const uint8_t* data, const Format& format, int32_t* out) {
 }
 
 // Places in stretches of a buffer; see reference/draws.py.
-void draw_places(address starts, address few, address keys, index stretches, address out) {
-    const index *start = at<const index>(starts), *chosen = at<const index>(few);
-    for (index s = 0; s < stretches; ++s) {
-        const index numel = start[s + 1] - start[s], count = chosen[s + 1] - chosen[s];
+void draw_places(address bounds, index count, index stride, address few, address keys, address out) {
+    const Stretches stretches{at<const index>(bounds), count, stride};
+    const index* const chosen = at<const index>(few);
+    for (index s = 0; s < stretches.count; ++s) {
+        const index numel = stretches.end(s) - stretches.begin(s), count = chosen[s + 1] - chosen[s];
         if (count == 0) continue;
         const std::uint64_t key = scrambled(at<const std::uint64_t>(keys)[s]);
         const auto below = [&](index counter, index limit) {
@@ -102,7 +103,7 @@ void draw_places(address starts, address few, address keys, index stretches, add
             end = (i + 1) * numel / count;
             index place = begin + below(i, end - begin) + turn;
             place -= place >= numel ? numel : 0;
-            places[i] = static_cast<std::int32_t>(start[s] + place);
+            places[i] = static_cast<std::int32_t>(stretches.begin(s) + place);
         }
     }
 }

@@ -7,7 +7,7 @@ void bind_common(nb::module_& m);
 
 NB_MODULE(_native, m) {
     m.doc() = "thinwire's native kernels. They trust their arguments: call them through thinwire.kernels.";
-    m.attr("abi") = 6;
+    m.attr("abi") = 7;
     thinwire::bind_common(m);
     thinwire::bind_cast(m);
     thinwire::bind_integers(m);

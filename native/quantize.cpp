@@ -19,12 +19,12 @@ Draws after(Draws draws, index elements) {
 
 // What all four kernels are told of their blocks; see Pieces.
 struct Blocked {
-    address starts;
-    index stretches, block;
+    Stretches stretches;
+    index block;
     index range_count;  // radii or scales, one per block
 
     Pieces pieces(index n, int bits, index code_bytes) const {
-        Pieces all(starts, stretches, n, block, bits);
+        Pieces all(stretches, n, block, bits);
         require(range_count == all.blocks, "one radius or scale per block is needed");
         require(code_bytes == all.packed, "the packed codes of these blocks have another length");
         return all;
@@ -70,20 +70,21 @@ bool decode(const std::vector<address>& codes, index code_bytes, const Blocked& 
     return finite;
 }
 
-void quantize_uniform(address x, index n, address starts, index stretches, index block, int bits, address radius,
-                      index radii, address keys, address counters, address out, index out_bytes, address lost, int threads) {
+void quantize_uniform(address x, index n, address bounds, index stretches, index stride, index block, int bits,
+                      address radius, index radii, address keys, address counters, address out, index out_bytes,
+                      address lost, int threads) {
     const auto loop = quantize_loops().uniform;
-    encode(x, n, {starts, stretches, block, radii}, radius, bits, keys, counters, out, out_bytes, lost, threads,
+    encode(x, n, {{at<const index>(bounds), stretches, stride}, block, radii}, radius, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, range, draws, to, left);
            });
 }
 
-bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
-                        int bits, const std::vector<address>& radius, index radii, float weight, bool add, address out,
+bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, address bounds, index stretches,
+                        index stride, index block, int bits, const std::vector<address>& radius, index radii, float weight, bool add, address out,
                         index n, int threads) {
     const auto loop = quantize_loops().uniform_add;
-    return decode(codes, code_bytes, {starts, stretches, block, radii}, radius, bits, weight, 1.0f, add, out, n, threads,
+    return decode(codes, code_bytes, {{at<const index>(bounds), stretches, stride}, block, radii}, radius, bits, weight, 1.0f, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, to); });
 }
 
@@ -103,13 +104,13 @@ class Levels {
     std::optional<LevelBytes> bytes_;
 };
 
-void quantize_levels(address x, index n, address starts, index stretches, index block, int bits, address level,
-                     address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
+void quantize_levels(address x, index n, address bounds, index stretches, index stride, index block, int bits,
+                     address level, address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
                      index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
     const Levels levels(bits, level, next, interval, cell, cells, crowd, cells_per_unit);
     const LevelTable& table = levels.table;
     const auto loop = quantize_loops().levels;
-    encode(x, n, {starts, stretches, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
+    encode(x, n, {{at<const index>(bounds), stretches, stride}, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, table, range, draws, to, left);
            });
@@ -132,15 +133,15 @@ float truncation(const Statistics& found, index count, float threshold, bool mom
 }
 
 // Settle, look, choose a range, quantise and pack: block by block, each read once from memory.
-void quantize_laplace(address x, index n, address starts, index stretches, index block, int bits, address level,
-                      address next, address interval, address cell, int cells, int crowd, float cells_per_unit,
+void quantize_laplace(address x, index n, address bounds, index stretches, index stride, index block, int bits,
+                      address level, address next, address interval, address cell, int cells, int crowd, float cells_per_unit,
                       float threshold, bool moments, address owed, address radius, index radii, address keys,
                       address counters, address out, index out_bytes, address lost, int threads) {
     require(block > 0 && block <= largest_tile, "blocks have 1 to 4096 elements here");
     const Levels levels(bits, level, next, interval, cell, cells, crowd, cells_per_unit);
     const auto loop = quantize_loops().levels;
     const auto& look = statistics_loops();
-    const Blocked blocked{starts, stretches, block, radii};
+    const Blocked blocked{{at<const index>(bounds), stretches, stride}, block, radii};
     blocked.pieces(n, bits, out_bytes).run(threads, [&](const Piece& piece) {
         const Draws draws = draws_of(keys, counters, piece.stretch, piece.place);
         alignas(64) float sums[largest_tile];
@@ -155,13 +156,13 @@ void quantize_laplace(address x, index n, address starts, index stretches, index
     });
 }
 
-bool dequantize_levels(const std::vector<address>& codes, index code_bytes, address starts, index stretches, index block,
-                       int bits, address level, const std::vector<address>& scale, index scales, float weight, bool add,
+bool dequantize_levels(const std::vector<address>& codes, index code_bytes, address bounds, index stretches,
+                       index stride, index block, int bits, address level, const std::vector<address>& scale, index scales, float weight, bool add,
                        address out, index n, int threads) {
     const auto loop = quantize_loops().levels_value;
     const float* const table = at<const float>(level);
     const float largest = std::max(std::abs(table[0]), std::abs(table[(1 << bits) - 1]));
-    return decode(codes, code_bytes, {starts, stretches, block, scales}, scale, bits, weight, largest, add, out, n, threads,
+    return decode(codes, code_bytes, {{at<const index>(bounds), stretches, stride}, block, scales}, scale, bits, weight, largest, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) {
                loop(from, count, bits, table, range, true, to);
            });

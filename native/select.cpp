@@ -17,7 +17,7 @@
 #include <mutex>
 #include <vector>
 
-#include "common.h"
+#include "blocks.h"
 #include "sums.h"
 
 namespace thinwire {
@@ -75,13 +75,37 @@ std::vector<Candidates>& candidates(index ranges, index capacity) {
     return kept;
 }
 
+// Elements that one thread looks at.
+struct Range {
+    index begin, end;
+};
+
+// All elements of the stretches, in order: in as few ranges as gaps allow, and as keep every thread busy.
+std::vector<Range> ranges_of(Stretches stretches, index n, int threads) {
+    stretches.check(n);
+    const index grain = std::max<index>(1 << 16, (n + threads - 1) / threads);
+    std::vector<Range> found;
+    for (index s = 0; s < stretches.count; ++s)
+        for (index begin = stretches.begin(s), end; begin < stretches.end(s); begin = end) {
+            if (!found.empty() && found.back().end == begin && found.back().end - found.back().begin < grain) {
+                begin = found.back().begin;
+                found.pop_back();
+            }
+            end = std::min(begin + grain, stretches.end(s));
+            found.push_back({begin, end});
+        }
+    return found;
+}
+
 class Selection {
    public:
-    Selection(const float* x, const float* owed, float* total, const float* weight, index n, index k, int32_t* out,
-              int threads)
-        : loops_(select_loops()), x_(x), owed_(owed), total_(total), weight_(weight), n_(n), k_(k), out_(out),
-          threads_(threads),
-          grain_(std::max<index>(1 << 16, (n + threads - 1) / threads)), ranges_((n + grain_ - 1) / grain_) {}
+    Selection(const float* x, const float* owed, float* total, const float* weight, index n, Stretches stretches, index k,
+              int32_t* out, int threads)
+        : loops_(select_loops()), x_(x), owed_(owed), total_(total), weight_(weight), k_(k), out_(out),
+          threads_(threads), ranges_(ranges_of(stretches, n, threads)) {
+        for (const Range& range : ranges_) n_ += range.end - range.begin;
+        require(k <= n_, "there are fewer elements than are to be selected");
+    }
 
     void run() {
         if (k_ > 0 && n_ >= smallest_sampled && k_ <= n_ / 8 && run_sampled()) return;
@@ -102,7 +126,8 @@ class Selection {
    private:
     template <class Body>
     void each_range(const Body& body) const {
-        parallel_for(n_, grain_, threads_, [&](index begin, index end) { body(begin / grain_, begin, end); });
+        parallel_for(static_cast<index>(ranges_.size()), 1, threads_,
+                     [&](index number, index) { body(number, ranges_[number].begin, ranges_[number].end); });
     }
 
     // x = x + owed, in `total`, unless that was done.
@@ -137,7 +162,14 @@ class Selection {
     bool run_sampled() {
         const index samples = std::min(largest_sample, n_ / 16);
         std::vector<uint32_t> keys(samples);
-        loops_.sample(x_, owed_, weight_, n_, samples, keys.data());
+        index looked_at = 0, sampled = 0;  // every range has its share of the sample
+        for (const Range& range : ranges_) {
+            looked_at += range.end - range.begin;
+            const index share = looked_at * samples / n_ - sampled;
+            loops_.sample(x_ + range.begin, owed_ ? owed_ + range.begin : nullptr, weight_ ? weight_ + range.begin : nullptr,
+                          range.end - range.begin, share, keys.data() + sampled);
+            sampled += share;
+        }
         const double expected = static_cast<double>(k_) * samples / n_;
         const index rank = static_cast<index>(expected + 4 * std::sqrt(expected) + 4);  // 4 sigma: rarely too few
         if (rank >= samples) return false;
@@ -148,7 +180,7 @@ class Selection {
         const uint32_t floor = low + tied;
         if (floor > nan_key) return settle(), emit(low);
         const index capacity = std::min(n_, 2 * (rank + 1) * (n_ / samples + 1));
-        std::vector<Candidates>& found = candidates(ranges_, capacity);
+        std::vector<Candidates>& found = candidates(static_cast<index>(ranges_.size()), capacity);
         each_range([&](index range, index begin, index end) {
             collect(begin, end, floor, found[range], capacity);
         });
@@ -187,7 +219,7 @@ class Selection {
     // The answer straight from x, if `key` is the k-th largest; else false, and nothing is written.
     bool emit(uint32_t key) const {
         struct Count { index above, equal; };
-        std::vector<Count> counts(ranges_);
+        std::vector<Count> counts(ranges_.size());
         each_range([&](index range, index begin, index end) {
             loops_.count(x_, weight_, begin, end, key, &counts[range].above, &counts[range].equal);
         });
@@ -195,9 +227,9 @@ class Selection {
         for (const Count& part : counts) all = {all.above + part.above, all.equal + part.equal};
         if (all.above > k_ || all.above + all.equal < k_) return false;
         struct Share { index first, ties; };
-        std::vector<Share> shares(ranges_);
+        std::vector<Share> shares(ranges_.size());
         index first = 0, ties = k_ - all.above;
-        for (index range = 0; range < ranges_; ++range) {
+        for (std::size_t range = 0; range < ranges_.size(); ++range) {
             const index taken = std::min(ties, counts[range].equal);
             shares[range] = {first, taken};
             first += counts[range].above + taken;
@@ -213,17 +245,21 @@ class Selection {
     const float *x_, *owed_;
     float* const total_;
     const float* const weight_;
-    const index n_, k_;
+    const index k_;
     int32_t* const out_;
     const int threads_;
-    const index grain_, ranges_;
+    const std::vector<Range> ranges_;
+    index n_ = 0;  // elements of all ranges
 };
 
 }  // namespace
 
 void bind_select(nb::module_& m) {
-    m.def("top_k", [](address x, address owed, address total, address weight, index n, index k, address out, int threads) {
-        Selection(at<const float>(x), at<const float>(owed), at<float>(total), at<const float>(weight), n, k,
+    m.def("top_k", [](address x, address owed, address total, address weight, index n, address bounds, index stretches,
+                      index stride, index k, address out, int threads) {
+        const index all[] = {0, n};
+        const Stretches told = stretches < 0 ? Stretches{all, 1, 1} : Stretches{at<const index>(bounds), stretches, stride};
+        Selection(at<const float>(x), at<const float>(owed), at<float>(total), at<const float>(weight), n, told, k,
                   at<int32_t>(out), threads).run();
     }, without_gil());
 }

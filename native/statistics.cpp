@@ -23,9 +23,9 @@ void add(Statistics& total, const Statistics& part) {
 }
 
 // Addresses of float32[blocks]; 0 where not wanted.
-void block_statistics(address x, index n, address starts, index stretches, index block, address absmean, address absmax,
-                      address square, index blocks, address owed, address total, int threads) {
-    const Pieces pieces(starts, stretches, n, block, 0);
+void block_statistics(address x, index n, address bounds, index stretches, index stride, index block, address absmean,
+                      address absmax, address square, index blocks, address owed, address total, int threads) {
+    const Pieces pieces({at<const index>(bounds), stretches, stride}, n, block, 0);
     require(blocks == pieces.blocks || blocks < 0, "one number per block is needed");
     const float* const from = at<const float>(owed ? total : x);
     const auto loop = statistics_loops().of;
@@ -45,7 +45,7 @@ void block_statistics(address x, index n, address starts, index stretches, index
     std::vector<Part> parts(pieces.all.size());
     pieces.run(threads, [&](const Piece& piece) {
         Part& part = parts[&piece - pieces.all.data()];
-        part.whole = pieces.whole(piece, at<const index>(starts), block);
+        part.whole = pieces.whole(piece);
         if (owed && part.whole && block && block <= largest_tile) {
             const index step = std::max(tile / block, index{1}) * block;
             for_sums(at<const float>(x) + piece.begin, at<const float>(owed) + piece.begin, piece.end - piece.begin,
@@ -67,7 +67,7 @@ void block_statistics(address x, index n, address starts, index stretches, index
     });
     if (!block)
         for (index s = 0; s < stretches; ++s)
-            if (at<const index>(starts)[s] == at<const index>(starts)[s + 1]) write(s, {}, 0);
+            if (pieces.stretches.begin(s) == pieces.stretches.end(s)) write(s, {}, 0);
     for (std::size_t i = 0; i < parts.size();) {
         if (parts[i].whole) {
             ++i;

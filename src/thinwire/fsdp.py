@@ -97,11 +97,11 @@ class Replicas(Reducer):
         if not own.numel:
             return
         self._pass.enter()
-        view = own.view(buffer)  # where no row is padding
-        flat = own.gather(buffer, buffer.new_empty(own.numel)) if view is None else view
+        padded = len(own.runs) > 1
+        flat = own.gather(buffer, buffer.new_empty(own.numel)) if padded else own.view(buffer)
         self.submit(flat, own.layout, last=True, done=lambda error: None, here=True)
         self.settle()
-        if view is None:
+        if padded:
             own.scatter(flat, buffer)
 
     def scale(self, scaler: Scaler | float) -> None:

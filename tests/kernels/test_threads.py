@@ -35,19 +35,20 @@ assert tasks() == kept
 # Eight callers at once: their answers are right, and there are no more threads than for one of them.
 SHARED = """
 finite()
-before, wrong = tasks(), []
+before, wrong, right = tasks(), [], []
 
 def call(number):
     out = array.array("i", bytes(4 * K))
     for _ in range(30):
-        native.top_k(x.buffer_info()[0], 0, N, K, out.buffer_info()[0], 4)
+        native.top_k(x.buffer_info()[0], 0, 0, 0, N, 0, -1, 1, K, out.buffer_info()[0], 4)
         if out != array.array("i", range(N - K, N)) or not finite():
             wrong.append(number)
+    right.append(number)
 
 callers = [threading.Thread(target=call, args=(number,)) for number in range(8)]
 [caller.start() for caller in callers]
 [caller.join() for caller in callers]
-assert not wrong, wrong
+assert not wrong and len(right) == 8, (wrong, right)
 assert tasks() - {str(caller.native_id) for caller in callers} == before  # one that was joined may still be ending
 """
 

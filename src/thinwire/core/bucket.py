@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -133,13 +132,11 @@ class Bucket:
 
     def part(self, number: int, parts: int, grain: int) -> Bucket:
         """One of those."""
-        layouts = self.layout.split(parts, grain)
-        starts = self.layout.once(("starts", parts, grain), lambda: [0, *accumulate(each.numel for each in layouts)])
-        start, stop = starts[number], starts[number + 1]
+        start, stop = self.layout.spans(parts, grain)[number]
         return replace(
             self,
             flat=self.flat[start:stop],
-            layout=layouts[number],
+            layout=self.layout.split(parts, grain)[number],
             lost=None if self.lost is None else self.lost[start:stop],
             out=None if self.out is None else self.out[start:stop],
             owed=None if self.owed is None else self.owed[start:stop],

@@ -48,7 +48,7 @@ class Feedback(Wrapper):
         residual = memory.flat("residual", bucket.layout)
         lost = bucket.lost
         if lost is None:
-            lost = bucket.spare if bucket.spare is not None else _room(bucket)
+            lost = bucket.layout.clear_gaps(bucket.spare if bucket.spare is not None else _room(bucket))
         if self.scheme.settles and self.decay == 1.0 and residual.dtype is bucket.flat.dtype:
             part = replace(bucket, lost=lost, owed=residual, out=bucket.target if self.scheme.in_place else bucket.out)
         elif self.scheme.in_place:

@@ -25,12 +25,12 @@ class Memory:
     """Tensors by (parameter name, key).
 
     Names, never bucket numbers: DDP rebuilds its buckets after the first step, and a checkpoint may be loaded under
-    other bucket sizes. `flat` lays one key of many parameters end to end, so that kernels see one buffer.
+    other bucket sizes. `flat` lays one key of many parameters out as a bucket has them, so that kernels see one buffer.
     """
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], Tensor] = {}
-        self._flats: dict[tuple[str, tuple[str, ...]], Tensor] = {}
+        self._flats: dict[tuple[str, tuple[tuple[str, int], ...]], Tensor] = {}
         self._keys: dict[str, list[str]] = {}  # of each parameter
         self._mirrors: dict[tuple[str, str], Tensor] = {}  # in CPU memory, of what lives on a device
         self._stash: dict[tuple[str, str], Tensor] = {}
@@ -63,21 +63,25 @@ class Memory:
         return iter(self._tensors.items())
 
     def flat(self, key: str, layout: Layout) -> Tensor:
-        """`key` of every parameter of `layout`, end to end, as one tensor to read and write."""
-        flat = self._flats.get((key, layout.names))
+        """`key` of every parameter of `layout`, where it says, as one tensor to read and write; gaps begin as 0."""
+        flat = self._flats.get((key, layout.places))
         if flat is None:
-            flat = torch.cat([self._tensors[name, key].reshape(-1) for name in layout.names])
+            flat = self._tensors[layout.names[0], key].new_zeros(layout.extent)
             for segment in layout.segments:
                 apart = self._tensors[segment.name, key]
+                own = flat[segment.start : segment.stop].view(apart.shape).copy_(apart)
                 kernels.outlive(apart)  # made on training's stream, and let go of here
-                self._tensors[segment.name, key] = flat[segment.start : segment.stop].view(apart.shape)
+                self._tensors[segment.name, key] = own
             # What lay in another grouping now lives here: forget every flat that holds one of these names.
             moved = set(layout.names)
-            for other in [o for o in self._flats if o[0] == key and not moved.isdisjoint(o[1])]:
-                for name in set(other[1]) - moved:
+            for other in list(self._flats):
+                names = {name for name, _ in other[1]}
+                if other[0] != key or moved.isdisjoint(names):
+                    continue
+                for name in names - moved:
                     self._tensors[name, key] = self._tensors[name, key].clone()
                 kernels.outlive(self._flats.pop(other))
-            self._flats[key, layout.names] = flat
+            self._flats[key, layout.places] = flat
         return flat
 
     def show(self, name: str, key: str) -> None:

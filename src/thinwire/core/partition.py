@@ -19,6 +19,7 @@ from thinwire.core.scheme import Conversation, Scheme, Wrapper, side_by_side
 
 Exempt: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool]
 
+GAPS = 0.25  # of what is compressed may lie in gaps: what is remembered has them, too, and some passes go over them
 SMALL = 1024  # tensors with fewer elements travel exact by default: scales would eat what the codes save
 
 
@@ -53,10 +54,10 @@ class Partition(Wrapper):
     """A scheme for the tensors of a bucket that are not `exempt`; those are summed as they are, at the same time.
 
     1. Exempt tensors, end to end, divided by the number of workers: a Sum, asked beside the scheme's first question.
-    2. The others, end to end and in the dtype that the scheme works in: the scheme's own conversation. In CPU memory
-       they close up to the longest run of them, so that it has the bucket's own memory; elsewhere, and in another
-       dtype, they are copied.
-    3. Both means go back to their places, in the bucket's dtype.
+    2. The others, in the dtype that the scheme works in: the scheme's own conversation. In CPU memory they stay where
+       they are, with gaps where exempt tensors were; elsewhere, in another dtype, for a scheme that does not take gaps,
+       or where these are long, they are copied end to end.
+    3. Exempt tensors' mean goes back to its places, and so does all that was copied, in the bucket's dtype.
     """
 
     exempt: frozenset[str]
@@ -80,10 +81,10 @@ class Partition(Wrapper):
             mean, total = yield from side_by_side(conversation, _sum(exact))
         else:
             mean = yield from conversation
-        if not own or mean.data_ptr() != part.flat.data_ptr():
+        if not own:
             compressed.scatter(mean, flat)
-        elif len(compressed.runs) > 1:
-            compressed.spread_out(flat)
+        elif mean.data_ptr() != part.flat.data_ptr():
+            part.flat.copy_(mean)
         if exempt.numel:
             exempt.scatter(total, flat)
         return flat
@@ -92,20 +93,25 @@ class Partition(Wrapper):
         return layout.select(set(layout.names) - self.exempt), layout.select(self.exempt)
 
     def _part(self, bucket: Bucket, compressed: Selection) -> tuple[Bucket, bool]:
-        """The compressed tensors as a bucket of their own, and whether that is the bucket's own memory."""
+        """The compressed tensors as a bucket of their own, and whether that is the bucket's own memory. What is exempt
+        was taken out before."""
         flat = bucket.flat
         dtype = flat.dtype if self.scheme.any_float else working(self.scheme, flat.dtype)
         if dtype is not flat.dtype:
             copy = compressed.gather(flat, bucket.scratch.take("working", compressed.numel, dtype, flat.device))
             return replace(bucket, flat=copy, layout=compressed.layout), False
-        view = compressed.view(flat)
-        if view is None and kernels.at_hand(flat) and flat.is_contiguous():
-            view = compressed.close_up(flat)
-        if view is not None:
-            return bucket if view is flat else replace(bucket, flat=view, layout=compressed.layout), True
+        if len(compressed.runs) == 1 or self._bears(compressed.in_place, flat):
+            view, own = compressed.view(flat), compressed.in_place
+            own.clear_gaps(view)
+            return bucket if own is bucket.layout else replace(bucket, flat=view, layout=own), True
         # The name is feedback's for what was lost: it takes that where nothing is copied, and the spare memory here.
         copy = compressed.gather(flat, bucket.scratch.take("lost", compressed.numel, dtype, flat.device))
         return replace(bucket, flat=copy, layout=compressed.layout, spare=flat[: copy.numel()]), False
+
+    def _bears(self, layout: Layout, flat: Tensor) -> bool:
+        """Whether the gaps may stay."""
+        short = layout.extent - layout.numel <= GAPS * layout.numel
+        return self.scheme.gaps and short and kernels.at_hand(flat) and flat.is_contiguous()
 
 
 def _sum(tensor: Tensor) -> Conversation:

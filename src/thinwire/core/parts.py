@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from thinwire.core.layout import Layout, Segment, Selection
+from thinwire.core.layout import Layout, Segment, Selection, joined
 
 _PIECE = re.compile(r"(.*)\[(\d+):\d+\]", re.DOTALL)
 
@@ -81,9 +81,8 @@ def placed(pieces: Iterable[tuple[Piece, int]]) -> Selection:
     for piece, start in pieces:
         segments.append(Segment(piece.name, at, at + piece.numel, piece.shape))
         at += piece.numel
-        begin = runs.pop()[0] if runs and runs[-1][1] == start else start
-        runs.append((begin, start + piece.numel))
-    return Selection(Layout(segments), tuple(runs))
+        runs.append((start, start + piece.numel))
+    return Selection(Layout(segments), joined(runs))
 
 
 Remembered: TypeAlias = Mapping[str, Mapping[str, Tensor]]  # by piece and key

@@ -63,6 +63,8 @@ class Scheme(Specced, ABC):
     `in_place`: writes what is lost over the bucket, where `lost` is `flat` itself, and the mean into `bucket.out`.
     `settles`: adds `bucket.owed` by itself, in the pass that reads the bucket first: where `in_place` into `lost`, else
     into `flat`, which its `encode`, too, may then write over.
+    `gaps`: takes buckets whose layout has gaps between tensors: `flat`, `lost` and `owed` are 0 there, and stay so, or
+    NaN throughout. Others get their tensors end to end.
     `shared_state`: the keys of `init` whose tensors are equal on all workers.
     `matrices`: it looks at whole matrices, so the fewer pieces they are cut into the better.
 
@@ -83,6 +85,7 @@ class Scheme(Specced, ABC):
     rank_order: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
     settles: ClassVar[bool] = False
+    gaps: ClassVar[bool] = False
     shared_state: ClassVar[frozenset[str]] = frozenset()
     matrices: ClassVar[bool] = False
     family: ClassVar[str] = "others"  # with which it is listed
@@ -254,7 +257,8 @@ class Wrapper(Scheme):
 
     if not TYPE_CHECKING:  # to a type checker they are what the base has
         unbiased, exact, any_float = _of_inner("unbiased"), _of_inner("exact"), _of_inner("any_float")
-        rank_order, in_place, settles = (_of_inner(each) for each in ("rank_order", "in_place", "settles"))
+        rank_order, in_place = _of_inner("rank_order"), _of_inner("in_place")
+        settles, gaps = _of_inner("settles"), _of_inner("gaps")
         shared_state, matrices = _of_inner("shared_state"), _of_inner("matrices")
         wide, remembers, name, spec, knob = (_of_inner(each) for each in ("wide", "remembers", "name", "spec", "knob"))
         sized_by_numbers = _of_inner("sized_by_numbers")

@@ -115,7 +115,7 @@ def decode_parts(mean: Mean, parts: int, data: Tensor) -> bool:
     lengths = [data.numel() // parts] * parts
     if not _at_once(codec, bucket.layout, parts):
         layouts = bucket.layout.split(parts, codec.grain)
-        targets = bucket.target.split([layout.numel for layout in layouts])
+        targets = [bucket.target[start:stop] for start, stop in bucket.layout.spans(parts, codec.grain)]
         said = [
             add_payloads(codec, layout, level, [message], 1.0, target)
             for layout, message, target in zip(layouts, data.split(lengths), targets, strict=True)
@@ -176,11 +176,12 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
     1/workers in the next mean, so nothing is lost for good.
     """
     workers = part.workers
-    total = part.scratch.take("relay", part.layout.numel, part.flat.dtype, part.flat.device)
+    total = part.scratch.take("relay", part.layout.extent, part.flat.dtype, part.flat.device)
     add_payloads(mean.codec, part.layout, mean.level, datas, 1.0 / workers, total)
     again = None
     if part.lost is not None:
-        again = part.scratch.take("relay-lost", part.layout.numel, part.flat.dtype, part.flat.device)
+        again = part.scratch.take("relay-lost", part.layout.extent, part.flat.dtype, part.flat.device)
+        part.layout.clear_gaps(again)
     relayed = replace(part, flat=total, worker=randomness.RELAY, lost=again, out=None, owed=None)
     mean.codec.encode_padded(relayed, mean.level, out)
     if part.lost is not None and again is not None:

@@ -151,7 +151,7 @@ class Simulation:
     def _mean(self, requests: Sequence[Mean]) -> Tensor:
         first = requests[0]
         codec, layout, level = first.codec, first.bucket.layout, first.level
-        out = torch.empty_like(first.bucket.flat)
+        out = torch.zeros_like(first.bucket.flat)
         if arithmetic.route_for(first, self.route, self.workers, self.link) == "gather":
             size = arithmetic.aligned(codec.nbytes(layout, level))
             datas = [self._buffer(request, "gather", size) for request in requests]
@@ -173,9 +173,8 @@ class Simulation:
             part = parts[owner][owner]
             again = torch.empty(sizes[owner], dtype=torch.uint8, device=out.device)
             arithmetic.relay(requests[owner], part, datas, again)
-            start = sum(piece.layout.numel for piece in parts[0][:owner])
-            target = out[start : start + part.layout.numel]
-            arithmetic.add_payloads(codec, part.layout, level, [again], 1.0, target)
+            start, stop = layout.spans(self.workers, codec.grain)[owner]
+            arithmetic.add_payloads(codec, part.layout, level, [again], 1.0, out[start:stop])
         self.bytes_sent += (sum(sizes) - sum(sizes) / self.workers) + (self.workers - 1) * max(sizes)
         return out
 

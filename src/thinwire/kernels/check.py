@@ -99,6 +99,12 @@ def blocks(starts: Tensor, block: int, *, bits: int = 0, numel: int | None = Non
     return BlockSizes(len(spans), count, packed)
 
 
+def elements(starts: Tensor, numel: int) -> int:
+    """How many elements the stretches of a buffer of `numel` have."""
+    blocks(starts, 0, numel=numel)
+    return sum(end - begin for begin, end in bounds(starts))
+
+
 def draws(keys: Tensor, counters: Tensor, starts: Tensor, stretches: int, like: Tensor) -> None:
     """Every stretch has a key and a first counter, and counters do not run out before the end of the buffer, `like`.
 

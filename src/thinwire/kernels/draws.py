@@ -22,12 +22,13 @@ def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
 def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
     """out, int32: few[s + 1] - few[s] different places in stretch s of a buffer, each as likely as any other.
 
-    starts, few: int64[S + 1], ascending from 0; keys: int64[S]; all in CPU memory. `out` may be on a device.
+    starts, few: int64[S + 1], ascending from 0, starts with gaps: int64[S, 2]; keys: int64[S]; all in CPU memory. `out`
+    may be on a device.
     """
     spans, counts = (check.bounds(each) for each in (starts, few))
     check.blocks(starts, 0)
     check.blocks(few, 0)
-    check.flat("few", few, dtypes=(torch.int64,), numel=starts.numel())
+    check.flat("few", few, dtypes=(torch.int64,), numel=len(spans) + 1)
     check.flat("keys", keys, dtypes=(torch.int64,), like=starts, numel=len(spans))
     check.flat("out", out, dtypes=(torch.int32,), numel=counts[-1][1] if counts else 0)
     check.within("the length of the buffer", spans[-1][1] if spans else 0, 0, LONGEST)

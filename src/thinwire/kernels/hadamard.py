@@ -20,6 +20,8 @@ def hadamard_(x: Tensor, starts: Tensor, block: int, *, keys: Tensor, counters: 
     check.within("block", block, 1, LARGEST_BLOCK)
     if block & (block - 1):
         raise ValueError(f"block must be a power of two, got {block}")
+    if starts.dim() != 1:
+        raise ValueError("starts must be without gaps: int64[S + 1]")
     stretches = check.blocks(starts, block, numel=x.numel()).stretches
     check.draws(keys, counters, starts, stretches, x)
     implementation(reference.hadamard_, x.device, x.dtype)(

@@ -12,21 +12,24 @@ LONGEST = 2**31 - 1  # indices are int32
 
 
 def top_k(
-    x: Tensor, k: int, weight: Tensor | None = None, *,
+    x: Tensor, k: int, weight: Tensor | None = None, *, starts: Tensor | None = None,
     out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """int32[k], ascending: where the k largest |x| are, or |x * weight|. Exact.
 
     NaN counts as larger than Inf, so that non-finite values travel. Among equals the lowest index is taken. With
     `owed`, x + owed is formed in `total`, which may be x, and that is looked at; without, `total` is left alone.
+    `starts`: of a buffer with gaps, that are not looked at.
     """
     check.flat("x", x, dtypes=check.FLOATS)
     check.within("the length of x", x.numel(), 0, LONGEST)
-    check.within("k", k, 0, x.numel())
+    check.within("k", k, 0, x.numel() if starts is None else check.elements(starts, x.numel()))
     check.optional("weight", weight, dtypes=(x.dtype,), like=x, numel=x.numel())
     check.optional("out", out, dtypes=(torch.int32,), like=x, numel=k)
     check.owed(x, owed, total)
-    return implementation(reference.top_k, x.device, x.dtype)(x, k, weight, out=out, owed=owed, total=total)
+    return implementation(reference.top_k, x.device, x.dtype)(
+        x, k, weight, starts=starts, out=out, owed=owed, total=total
+    )
 
 
 def gather(x: Tensor, indices: Tensor, *, chunk: int = 1, out: Tensor | None = None) -> Tensor:

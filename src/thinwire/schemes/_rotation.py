@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.core.layout import Layout, integers
+from thinwire.core.layout import Layout, bounds, integers
 from thinwire.kernels.backends.reference.rotated import SMALLEST
 
 
@@ -40,7 +40,7 @@ class Rotation:
                 spans.append((begin, min(begin + size, segment.stop)))
                 begin += size
         self.numel = sum(lengths)  # padded
-        self.starts = integers([begin for begin, _ in spans] + [layout.numel])
+        self.starts = bounds(spans)
         self.counters = integers(counters)
         self.stretches = tuple(stretches)  # their padded lengths
         self._tables = Tables(integers(owners), integers(lengths), integers(block_owners))

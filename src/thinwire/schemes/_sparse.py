@@ -76,10 +76,12 @@ class Message:
             if share != 1.0:
                 rounding.div_(share)
             kernels.put_(lost if lost is flat else lost.copy_(flat), places, rounding)
+        bucket.layout.close_(places)
         if self.coded:
-            kernels.encode_indices(places, flat.numel(), out=out[size:])
+            kernels.encode_indices(places, bucket.layout.numel, out=out[size:])
         else:
             out[size:].copy_(places.view(torch.uint8))
+        bucket.layout.open_(places)
 
     def decode_add(
         self, data: Tensor, layout: Layout, count: int, out: Tensor, weight: float, senders: Tensor | None = None
@@ -100,6 +102,7 @@ class Message:
         else:
             places.view(torch.uint8).copy_(data[size:])
             _check_places(places, layout.numel)
+        layout.open_(places)
         values = workspace().take("sparse-decoded", count, out.dtype, out.device)
         self.values.decode_sum([data[:size]], kept_layout(layout, count), self.values.level, values, 1.0)
         kernels.scatter_add(values, places, weight, out)

@@ -150,7 +150,7 @@ def encode(bucket: Bucket, radius: Tensor, shapes: Tensor, tables: _banks.Laplac
         return
     for first, last, a, b, row, code in _runs(bucket.layout, tables.bits, shapes, codes):
         kernels.quantize_levels(
-            bucket.flat[a:b], bucket.layout.starts[first : last + 1] - a, 0, tables.levels(row), radius[first:last],
+            bucket.flat[a:b], bucket.layout.starts_of(first, last), 0, tables.levels(row), radius[first:last],
             keys=keys[first:last], counters=bucket.layout.counters[first:last], out=code,
             lost=None if bucket.lost is None else bucket.lost[a:b],
         )  # fmt: skip
@@ -170,8 +170,9 @@ def decode_add(
         kernels.dequantize_bank_add(codes, layout.starts, *tables.bank(shapes), radius, weight, out=out)
         return
     for first, last, a, b, row, code in _runs(layout, tables.bits, shapes, codes):
-        starts = layout.starts[first : last + 1] - a
-        kernels.dequantize_levels_add(code, starts, 0, tables.levels(row), radius[first:last], weight, out=out[a:b])
+        kernels.dequantize_levels_add(
+            code, layout.starts_of(first, last), 0, tables.levels(row), radius[first:last], weight, out=out[a:b]
+        )
 
 
 def _runs(

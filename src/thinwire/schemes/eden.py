@@ -34,6 +34,7 @@ class EDEN(Codec):
     rotate: int = 10  # butterfly stages: blocks of 2^rotate elements; lower => faster, more scales on the wire
 
     unbiased: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "rotation and the best levels for a Gaussian; the least error at 1 bit without feedback"
 

@@ -31,6 +31,7 @@ class Natural(Codec):
     unbiased: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "powers of two only: unbiased, small error on elements of every size"
 

@@ -31,6 +31,7 @@ class NQ(_tables.Grouped):
     group: str | int = _tables.BLOCK  # what shares a scale: "tensor" or a number of elements; lower => more scales
 
     unbiased: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "TNQ without truncation: unbiased, good where outliers carry the gradient"
 

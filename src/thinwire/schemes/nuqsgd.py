@@ -34,6 +34,7 @@ class NUQSGD(_tables.Grouped):
     range: str = "norm"  # "max": the largest magnitude, never wider
 
     unbiased: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "levels that halve towards 0, unbiased, over the 2-norm: a rival to compare with"
 

@@ -54,6 +54,7 @@ class PowerSGD(Scheme):
     settles: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"p", "q"})
     matrices: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "low rank"
     summary: ClassVar[str] = "low rank with a warm start; summable, few bytes on models made of matrices"
 

@@ -36,6 +36,7 @@ class QSGD(Codec):
 
     unbiased: ClassVar[bool] = True
     blockwise: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "uniform stochastic quantisation, unbiased, no feedback; the quantiser to compare with"
 

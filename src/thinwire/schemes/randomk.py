@@ -32,6 +32,7 @@ class RandomK(Scheme):
 
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "elements drawn from a shared seed: summable; the baseline for sparse schemes"
 

@@ -51,6 +51,7 @@ class RegTopK(Scheme):
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
     shared_state: ClassVar[frozenset[str]] = frozenset({"accepted"})
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "Top-k that learns from what came back which elements cancel; the same bytes"
 
@@ -123,13 +124,14 @@ class RegTopK(Scheme):
         count = places.numel()
         if self.denominator == "previous":
             factor = memory.flat("factor", bucket.layout)
-            kernels.top_k(bucket.flat, count, factor, out=places, owed=bucket.owed, total=bucket.lost)
+            how = {"starts": bucket.layout.starts, "owed": bucket.owed, "total": bucket.lost}
+            kernels.top_k(bucket.flat, count, factor, out=places, **how)
             return bucket.settled()
         bucket = bucket.settle(in_place=True)  # the factor itself follows from the sum
         others = memory.flat("others", bucket.layout)
         factor = bucket.scratch.take("factor", others.numel(), others.dtype, others.device)
         factor = self._squash(torch.div(others, bucket.flat, out=factor).add_(1))
-        kernels.top_k(bucket.flat, count, factor, out=places)
+        kernels.top_k(bucket.flat, count, factor, starts=bucket.layout.starts, out=places)
         return bucket
 
     def _share(self, bucket: Bucket) -> float:

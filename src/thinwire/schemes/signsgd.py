@@ -30,6 +30,7 @@ class SignSGD(Codec):
     settles: ClassVar[bool] = True
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "one bit per element and one scale per tensor; needs error feedback"
 

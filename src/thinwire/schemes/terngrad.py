@@ -29,6 +29,7 @@ class TernGrad(Codec):
 
     grain: ClassVar[int | None] = 8
     per_tensor: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "three levels, unbiased: 2 bits per element and noise to match"
 

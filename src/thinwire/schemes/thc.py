@@ -65,6 +65,7 @@ class THC(Scheme):
 
     unbiased: ClassVar[bool] = False
     settles: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "integers"
     summary: ClassVar[str] = "integers that an all-reduce adds as they are, without decoding on the way"
 
@@ -129,7 +130,10 @@ class THC(Scheme):
 
         share = bucket.scratch.take("thc-share", step.numel(), step.dtype, step.device)
         share = torch.div(step, workers, out=share).to(flat.dtype)
-        mean = bucket.scratch.take("thc-mean", flat.numel(), flat.dtype, flat.device) if self.saturate else flat
+        mean = flat
+        if self.saturate:
+            mean = bucket.scratch.take("thc-mean", flat.numel(), flat.dtype, flat.device)
+            bucket.layout.clear_gaps(mean)
         offset = 0.5 if workers % 2 and not self.saturate and self.levels == "even" else 0.0
         kernels.unrotate_sum(
             total, blocks.starts, blocks.block, share, offset, signs=signs, counters=blocks.counters, out=mean
@@ -172,6 +176,7 @@ class THC(Scheme):
             begin += size
         if bucket.lost is not None:
             said = bucket.scratch.take("thc-said", bucket.flat.numel(), bucket.flat.dtype, device)
+            bucket.layout.clear_gaps(said)
             kernels.unrotate_sum(
                 integers, blocks.starts, blocks.block, step.to(said.dtype), 0.0,
                 signs=blocks.signs(bucket.keys(shared=True)), counters=blocks.counters, out=said,

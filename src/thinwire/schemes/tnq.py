@@ -53,6 +53,7 @@ class TNQ(_tables.Grouped):
 
     unbiased: ClassVar[bool] = False
     settles: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "truncated non-uniform quantisation: the least error of the plain quantisers"
 

@@ -37,6 +37,7 @@ class TopK(Codec):
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "the largest elements with their places; few bytes for few workers"
 
@@ -68,7 +69,8 @@ class TopK(Codec):
     def encode(self, bucket: Bucket, level: float, out: Tensor) -> None:
         flat, count = bucket.flat, kept(level, bucket.layout.numel)
         places = bucket.scratch.take("places", count, torch.int32, flat.device)
-        kernels.top_k(flat, count, out=places, owed=bucket.owed, total=bucket.lost)
+        starts = bucket.layout.starts
+        kernels.top_k(flat, count, starts=starts, out=places, owed=bucket.owed, total=bucket.lost)
         self._message.encode(bucket.settled(), places, out)
 
     def decode_add(self, data: Tensor, layout: Layout, level: float, out: Tensor, weight: float) -> None:
@@ -77,7 +79,7 @@ class TopK(Codec):
     def decode_sum(self, datas: Sequence[Tensor], layout: Layout, level: float, out: Tensor, weight: float) -> bool:
         out.zero_()
         count, finite = kept(level, layout.numel), True
-        senders = None if self.linear else workspace().take("senders", layout.numel, out.dtype, out.device).zero_()
+        senders = None if self.linear else workspace().take("senders", out.numel(), out.dtype, out.device).zero_()
         for data in datas:
             finite &= self._message.decode_add(data, layout, count, out, weight, senders)
         if senders is not None:

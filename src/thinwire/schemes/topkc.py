@@ -43,6 +43,7 @@ class TopKC(Scheme):
     unbiased: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     settles: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "sparse"
     summary: ClassVar[str] = "the largest chunks, chosen by all together: summable, no indices, two rounds"
 

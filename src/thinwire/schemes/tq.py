@@ -32,6 +32,7 @@ class TQ(_tables.Grouped):
 
     unbiased: ClassVar[bool] = False
     settles: ClassVar[bool] = True
+    gaps: ClassVar[bool] = True
     family: ClassVar[str] = "quantisers"
     summary: ClassVar[str] = "truncated uniform quantisation; TNQ with even levels"
 

@@ -168,10 +168,10 @@ class ParameterServer:
 
     def _mean(self, mean: Mean, expected: int) -> Rounds:
         codec, bucket, level = mean.codec, mean.bucket, mean.level
-        pieces = self._pieces(bucket, codec)
+        pieces = self._pieces(bucket, codec, self._way_back(mean)[0])
         asks = []
         for piece in pieces:
-            operation = self._operation(mean, piece.bucket.layout)
+            operation = self._operation(mean, piece.bucket.layout.closed)
             name, server = f"server-{piece.shard.server}", piece.shard.server
             data = bucket.scratch.take(f"{name}-up", operation.up_bytes(level), torch.uint8)
             answer = bucket.scratch.take(f"{name}-down", operation.down_bytes(level), torch.uint8)
@@ -187,9 +187,9 @@ class ParameterServer:
             piece.put_back(bucket)
         return bucket.target
 
-    def _pieces(self, bucket: Bucket, codec: Codec) -> list[_Piece]:
+    def _pieces(self, bucket: Bucket, codec: Codec, down: Codec) -> list[_Piece]:
         found = self.owners.shards(bucket.layout, codec.grain)
-        if len(found) == 1 and found[0].tensors.layout is bucket.layout:
+        if len(found) == 1 and (down.gaps or not bucket.layout.has_gaps):
             return [_Piece(found[0], bucket)]
         bucket = bucket.settle(in_place=codec.in_place)
         pieces = []
@@ -201,15 +201,18 @@ class ParameterServer:
         return pieces
 
     def _operation(self, mean: Mean, layout: Layout) -> operations.DecodedMean:
+        operations.check_known(mean.codec)
+        dtype, seed = operations.dtype_name(mean.bucket.flat), mean.bucket.seed
+        return operations.DecodedMean(mean.codec, layout, dtype, seed, *self._way_back(mean))
+
+    def _way_back(self, mean: Mean) -> tuple[Codec, float | None]:
+        """The answer's codec and its level; None: the level of the way there."""
         codec, bucket = mean.codec, mean.bucket
-        operations.check_known(codec)
         if self._down is not None:
-            down, level = self._down, self._down.level
-        else:
-            # What the way back loses of a choice of elements nobody could remember, so it loses nothing that matters.
-            exact = mean.exact or (layout.chosen and codec.wants_memory(bucket.flat.dtype))
-            down, level = (FP32(), 0.0) if exact else (codec, None)
-        return operations.DecodedMean(codec, layout, operations.dtype_name(bucket.flat), bucket.seed, down, level)
+            return self._down, self._down.level
+        # What the way back loses of a choice of elements nobody could remember, so it loses nothing that matters.
+        exact = mean.exact or (bucket.layout.chosen and codec.wants_memory(bucket.flat.dtype))
+        return (FP32(), 0.0) if exact else (codec, None)
 
     # -- frames --------------------------------------------------------------------------------------------------------
 

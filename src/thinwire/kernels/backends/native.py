@@ -19,7 +19,7 @@ from thinwire.kernels.backends.memory import or_empty
 from thinwire.kernels.backends.reference.indices import index_bytes, low_bits
 from thinwire.kernels.levels import Levels
 
-ABI = 6  # what this package expects of the compiled module
+ABI = 7  # what this package expects of the compiled module
 
 _F32, _F16, _BF16 = torch.float32, torch.float16, torch.bfloat16
 PER_THREAD = 1 << 20  # elements: to wake a thread for fewer costs more than it saves
@@ -79,7 +79,7 @@ def block_statistics(
     wanted = [out for out in (absmean, absmax, square) if out is not None]
     if wanted or owed is not None:
         module().block_statistics(
-            x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block,
+            x.data_ptr(), x.numel(), *_stretches(starts), block,
             _address(absmean), _address(absmax), _address(square), wanted[0].numel() if wanted else -1,
             _address(owed), _address(total), _threads(x),
         )  # fmt: skip
@@ -205,7 +205,7 @@ def decode_indices(data: Tensor, k: int, n: int, *, out: Tensor | None = None) -
 
 
 def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
-    module().draw_places(starts.data_ptr(), few.data_ptr(), keys.data_ptr(), keys.numel(), out.data_ptr())
+    module().draw_places(*_stretches(starts), few.data_ptr(), keys.data_ptr(), out.data_ptr())
 
 
 def pack_ints(values: Tensor, width: int, out: Tensor) -> None:
@@ -231,7 +231,7 @@ def quantize_uniform(
     keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
     module().quantize_uniform(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, bits, radius.data_ptr(), radius.numel(),
+        x.data_ptr(), x.numel(), *_stretches(starts), block, bits, radius.data_ptr(), radius.numel(),
         _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
     )  # fmt: skip
 
@@ -251,7 +251,7 @@ def dequantize_uniform_sum(
 
 def _dequantize_uniform(codes, starts, block, bits, radius, weight, add, out) -> bool:
     return module().dequantize_uniform(
-        *_all(codes), starts.data_ptr(), starts.numel() - 1, block, bits, *_all(radius), weight, add, out.data_ptr(),
+        *_all(codes), *_stretches(starts), block, bits, *_all(radius), weight, add, out.data_ptr(),
         out.numel(), _threads(out),
     )  # fmt: skip
 
@@ -261,7 +261,7 @@ def quantize_levels(
     keys: Tensor | None, counters: Tensor, out: Tensor, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
     module().quantize_levels(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table),
+        x.data_ptr(), x.numel(), *_stretches(starts), block, levels.bits, _table(levels.table),
         _table(levels.next), _table(levels.interval), _table(levels.cell), levels.cells, levels.crowd,
         levels.cells_per_unit, scale.data_ptr(), scale.numel(),
         _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
@@ -274,7 +274,7 @@ def quantize_laplace(
     owed: Tensor | None = None, lost: Tensor | None = None,
 ) -> None:  # fmt: skip
     module().quantize_laplace(
-        x.data_ptr(), x.numel(), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table),
+        x.data_ptr(), x.numel(), *_stretches(starts), block, levels.bits, _table(levels.table),
         _table(levels.next), _table(levels.interval), _table(levels.cell), levels.cells, levels.crowd,
         levels.cells_per_unit, threshold, moments, _address(owed), radius.data_ptr(), radius.numel(),
         _address(keys), counters.data_ptr(), out.data_ptr(), out.numel(), _address(lost), _threads(x),
@@ -296,19 +296,20 @@ def dequantize_levels_sum(
 
 def _dequantize_levels(codes, starts, block, levels, scale, weight, add, out) -> bool:
     return module().dequantize_levels(
-        *_all(codes), starts.data_ptr(), starts.numel() - 1, block, levels.bits, _table(levels.table), *_all(scale),
+        *_all(codes), *_stretches(starts), block, levels.bits, _table(levels.table), *_all(scale),
         weight, add, out.data_ptr(), out.numel(), _threads(out),
     )  # fmt: skip
 
 
 def top_k(
-    x: Tensor, k: int, weight: Tensor | None = None, *,
+    x: Tensor, k: int, weight: Tensor | None = None, *, starts: Tensor | None = None,
     out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     out = or_empty(out, k, torch.int32, like=x)
     module().top_k(
-        x.data_ptr(), _address(owed), _address(total), _address(weight), x.numel(), k, out.data_ptr(), _threads(x)
-    )
+        x.data_ptr(), _address(owed), _address(total), _address(weight), x.numel(),
+        *(_stretches(starts) if starts is not None else (0, -1, 1)), k, out.data_ptr(), _threads(x),
+    )  # fmt: skip
     return out
 
 

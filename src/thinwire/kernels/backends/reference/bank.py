@@ -24,14 +24,15 @@ def quantize_bank(
     The rest as in `quantize_levels`. Stretches without a finite scale above 0, or without a row, get codes 0.
     """
     blocks, bits = Blocks.of(starts, 0, x.device), bank.shape[1].bit_length() - 1
+    x = blocks.take(x)
     number, (own, r) = blocks.of_element, _chosen(bank, row, scale)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
     y, own = x * inverse, own[number]
     below = _below(y, bank, own, bits)
     share = (y - bank[own, below, 0]) * bank[own, below, 1]
-    codes = torch.where(inverse > 0, below + (stretch_draws(starts, blocks, keys, counters) < share), 0)
+    codes = torch.where(inverse > 0, below + (stretch_draws(blocks, keys, counters) < share), 0)
     if lost is not None:
-        lost.copy_(x - r[number] * bank[own, codes, 0])
+        blocks.put(x - r[number] * bank[own, codes, 0], lost)
     out.copy_(put_bits(codes, bits, blocks.bit_positions(bits), out.numel()))
 
 
@@ -42,7 +43,7 @@ def dequantize_bank_add(
     blocks, bits = Blocks.of(starts, 0, out.device), bank.shape[1].bit_length() - 1
     own, r = _chosen(bank, row, scale)
     c = get_bits(codes, bits, blocks.bit_positions(bits))
-    out.add_((weight * r)[blocks.of_element] * bank[own[blocks.of_element], c, 0])
+    blocks.add((weight * r)[blocks.of_element] * bank[own[blocks.of_element], c, 0], out)
 
 
 def _chosen(bank: Tensor, row: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

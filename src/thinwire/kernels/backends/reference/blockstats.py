@@ -45,9 +45,15 @@ def block_statistics(
     An Inf in the block makes all three Inf, a NaN makes all three NaN: `isfinite(absmax)` says whether the block is
     clean. A sum that float32 cannot hold is Inf too. With `owed`, total = x + owed, and that is looked at.
     """
-    if owed is not None:
-        x = torch.add(x, owed, out=total)
     blocks = Blocks.of(starts, block, x.device)
+    if owed is not None:
+        assert total is not None
+        if blocks.at is None:
+            torch.add(x, owed, out=total)
+        else:
+            blocks.put(blocks.take(x) + blocks.take(owed), total)
+        x = total
+    x = blocks.take(x)
     number, magnitude = blocks.of_element, x.abs()
     if absmean is not None:
         total = torch.zeros(len(blocks.begin), dtype=torch.float64, device=x.device)

@@ -35,11 +35,12 @@ def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
     """
     owner = torch.repeat_interleave(_numbers(len(few) - 1), torch.diff(few))
     number = _numbers(int(few[-1])) - few[owner]
-    count, numel = torch.diff(few)[owner], torch.diff(starts)[owner]
+    begins, ends = (starts[:-1], starts[1:]) if starts.dim() == 1 else starts.unbind(1)
+    count, numel = torch.diff(few)[owner], (ends - begins)[owner]
     begin, end = number * numel // count, (number + 1) * numel // count
     inside = random_u32(keys[owner], number) * (end - begin) >> 32
     turn = random_u32(keys[owner], count) * numel >> 32
-    places = starts[owner] + (begin + inside + turn) % numel
+    places = begins[owner] + (begin + inside + turn) % numel
     out.copy_(carried(places.to(out.dtype), out.device))
 
 
@@ -67,12 +68,12 @@ def _signed(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def stretch_draws(starts: Tensor, blocks: Blocks, keys: Tensor | None, counters: Tensor) -> Tensor | float:
+def stretch_draws(blocks: Blocks, keys: Tensor | None, counters: Tensor) -> Tensor | float:
     """The draw of every element; 1/2, which rounds to the nearest, where there are no keys."""
     if keys is None:
         return 0.5
     device = blocks.begin.device
     stretch = blocks.stretch[blocks.of_element]
-    first = (counters - starts[:-1]).to(device)
+    first = (counters - blocks.starts[:-1]).to(device)
     counter = torch.arange(len(stretch), dtype=torch.int64, device=device) + first[stretch]
     return random_unit(keys.to(device)[stretch], counter)

@@ -32,13 +32,14 @@ def quantize_uniform(
     """
     levels = (1 << bits) - 1
     blocks = Blocks.of(starts, block, x.device)
+    x = blocks.take(x)
     number, r = blocks.of_element, effective(radius.to(working(x)))
     half = torch.tensor(levels / 2, dtype=r.dtype, device=x.device)
     slope = torch.where(r > 0, half / r, 0.0)[number]
-    u = x * slope + half + stretch_draws(starts, blocks, keys, counters)
+    u = x * slope + half + stretch_draws(blocks, keys, counters)
     codes = torch.where((u > 0) & (slope > 0), u.clamp(max=levels), 0.0).to(torch.int64)
     if lost is not None:
-        lost.copy_(x - r[number] * _uniform(codes, bits, r.dtype))
+        blocks.put(x - r[number] * _uniform(codes, bits, r.dtype), lost)
     _pack(codes, blocks, bits, out)
 
 
@@ -49,7 +50,7 @@ def dequantize_uniform_add(
     blocks = Blocks.of(starts, block, out.device)
     r = effective(radius.to(working(out)))
     c = get_bits(codes, bits, blocks.bit_positions(bits))
-    out.add_((weight * r)[blocks.of_element] * _uniform(c, bits, r.dtype))
+    blocks.add((weight * r)[blocks.of_element] * _uniform(c, bits, r.dtype), out)
 
 
 def quantize_levels(
@@ -64,6 +65,7 @@ def quantize_levels(
     whose scale is 0 or not finite get codes 0.
     """
     blocks = Blocks.of(starts, block, x.device)
+    x = blocks.take(x)
     number, r = blocks.of_element, effective(scale.to(working(x)))
     table = levels.table.to(r)
     inverse = torch.where(r > 0, 1.0 / r, 0.0)[number]
@@ -72,10 +74,10 @@ def quantize_levels(
         table[1:-1].contiguous(), y.nan_to_num(float("-inf"), float("inf"), float("-inf")), right=True
     )
     share = (y - table[below]) * (1.0 / torch.diff(table))[below]
-    codes = below + (stretch_draws(starts, blocks, keys, counters) < share)
+    codes = below + (stretch_draws(blocks, keys, counters) < share)
     codes = torch.where(inverse > 0, codes, 0)
     if lost is not None:
-        lost.copy_(x - r[number] * table[codes])
+        blocks.put(x - r[number] * table[codes], lost)
     _pack(codes, blocks, levels.bits, out)
 
 
@@ -87,7 +89,7 @@ def dequantize_uniform_sum(
 
     Surely finite: ranges as they count leave room for the sum.
     """
-    out.zero_()
+    Blocks.of(starts, block, out.device).clear(out)
     for each_codes, each_radius in zip(codes, radius, strict=True):
         dequantize_uniform_add(each_codes, starts, block, bits, each_radius, weight, out=out)
     return surely_finite(radius, weight, 1.0)
@@ -101,7 +103,7 @@ def dequantize_levels_sum(
 
     Surely finite: ranges as they count leave room for the sum.
     """
-    out.zero_()
+    Blocks.of(starts, block, out.device).clear(out)
     for each_codes, each_scale in zip(codes, scale, strict=True):
         dequantize_levels_add(each_codes, starts, block, levels, each_scale, weight, out=out)
     return surely_finite(scale, weight, float(levels.table.abs().max()))
@@ -114,7 +116,7 @@ def dequantize_levels_add(
     blocks = Blocks.of(starts, block, out.device)
     r = effective(scale.to(working(out)))
     c = get_bits(codes, levels.bits, blocks.bit_positions(levels.bits))
-    out.add_((weight * r)[blocks.of_element] * levels.table.to(r)[c])
+    blocks.add((weight * r)[blocks.of_element] * levels.table.to(r)[c], out)
 
 
 def surely_finite(ranges: Sequence[Tensor], weight: float, largest: float) -> bool:

@@ -10,21 +10,36 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.backends.memory import or_empty
+from thinwire.kernels.backends.reference.blocks import elements
 
 
 def top_k(
-    x: Tensor, k: int, weight: Tensor | None = None, *,
+    x: Tensor, k: int, weight: Tensor | None = None, *, starts: Tensor | None = None,
     out: Tensor | None = None, owed: Tensor | None = None, total: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """int32[k]: where the k largest |x| (|x * weight|) are, ascending; NaN above Inf, the first of equals.
 
-    With `owed`, total = x + owed, and that is looked at.
+    With `owed`, total = x + owed, and that is looked at. With `starts`, only at the stretches.
     """
+    if starts is not None and starts.dim() == 2:
+        return _top_k_with_gaps(x, k, weight, starts, or_empty(out, k, torch.int32, like=x), owed, total)
     if owed is not None:
         x = torch.add(x, owed, out=total)
     score = (x if weight is None else x * weight).abs()
     order = torch.sort(score, descending=True, stable=True).indices
     return or_empty(out, k, torch.int32, like=x).copy_(order[:k].sort().values)
+
+
+def _top_k_with_gaps(
+    x: Tensor, k: int, weight: Tensor | None, starts: Tensor, out: Tensor, owed: Tensor | None, total: Tensor | None
+) -> Tensor:
+    at = elements(starts).to(x.device)
+    found = x[at]
+    if owed is not None and total is not None:
+        found = found + owed[at]
+        total[at] = found
+    places = top_k(found, k, None if weight is None else weight[at])
+    return out.copy_(at[places.to(torch.int64)])
 
 
 def check_indices(indices: Tensor, count: int) -> None:

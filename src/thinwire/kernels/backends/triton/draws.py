@@ -28,11 +28,11 @@ def _random(keys, low, high, counter, out, n, TILE: tl.constexpr):
 
 
 @triton.jit
-def _draw_places(keys, table, stretch_of, starts, out, TILE: tl.constexpr):
+def _draw_places(keys, table, stretch_of, starts, out, STRIDE: tl.constexpr, TILE: tl.constexpr):
     tile = tl.program_id(0)
     stretch = tl.load(stretch_of + tile)
-    count, begin = place(table, stretch, 1), tl.load(starts + stretch)
-    length = tl.load(starts + stretch + 1) - begin
+    count, begin = place(table, stretch, 1), tl.load(starts + stretch * STRIDE)
+    length = tl.load(starts + stretch * STRIDE + 1) - begin
     key = scrambled(tl.load(keys + stretch))
     number = (tile - place(table, stretch, 2)) * TILE + tl.arange(0, TILE)
     parts, ring = tl.maximum(count, 1), tl.maximum(length, 1)
@@ -56,7 +56,7 @@ def random_u32(key: int | Tensor, counter: Tensor) -> Tensor:
 def draw_places(starts: Tensor, few: Tensor, keys: Tensor, out: Tensor) -> None:
     where = places(few, 0, out.device, width=TILE, rows=1)
     there = carried(keys, out.device), where.table, where.stretch, kept(starts, out.device)
-    launch(_draw_places, where.tiles if out.numel() else 0, *there, out, TILE=TILE)
+    launch(_draw_places, where.tiles if out.numel() else 0, *there, out, STRIDE=starts.dim(), TILE=TILE)
 
 
 def _signed(number: int) -> int:
