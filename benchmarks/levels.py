@@ -4,7 +4,8 @@
     python benchmarks/levels.py --json FILE
 
 Two machines of two workers each, one thin link a machine: DDP over all four with PyTorch's own fp16_compress_hook, with
-qsgd(bits=4), and with qsgd(bits=4) on two levels. Then four machines of one worker each: a transformer sharded by
+qsgd(bits=4), with qsgd(bits=4) on two levels, and with two levels of which the upper one is a machine by itself: that
+sends nothing over the link, so nothing that is sent there can be faster. Then four machines of one worker each: a transformer sharded by
 FSDP2, plain, with qsgd(bits=4) between shards, and with no gradients sent at all, for no codec can be faster than that;
 each with weights gathered again for backward, and with weights kept. All sides of a link take turns on the same ranks;
 figures are medians of the repeats, ratios medians of the repeats' ratios. "alone" is a step that exchanges nothing, on
@@ -19,6 +20,7 @@ import json
 import os
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -32,11 +34,13 @@ import thinwire as tw
 
 LINKS = ("100mbit", "1gbit")
 QSGD = "qsgd(bits=4)"
+FLAT, LEVELS, APART = f"flat, {QSGD}", f"two levels, {QSGD}", "two levels, nothing between machines"
 PLAIN, BETWEEN, UNSAID, KEPT = "plain FSDP2", "qsgd(bits=4) between shards", "no gradients sent", ", weights kept"
 RATIOS = {
     "two levels": [
-        ("two levels, qsgd(bits=4)", "flat, qsgd(bits=4)"),
-        ("fp16_compress_hook", "two levels, qsgd(bits=4)"),
+        (LEVELS, FLAT),
+        (APART, FLAT),
+        ("fp16_compress_hook", LEVELS),
     ],
     "fsdp": [(name + kept, PLAIN + kept) for kept in ("", KEPT) for name in (BETWEEN, UNSAID)],
 }  # fmt: skip
@@ -57,14 +61,17 @@ def transformer() -> nn.Module:
 def two_levels() -> dict[str, Side]:
     """What is timed on machines of two workers each."""
     x = torch.randn(16, 1024)
+    inner = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][dist.get_rank() // 2]
+    alone = [dist.new_group([rank]) for rank in range(4)][dist.get_rank()]
     hook, flat, levels = (DDP(perceptron(), bucket_cap_mb=4) for _ in range(3))
+    apart = DDP(perceptron(), bucket_cap_mb=4, process_group=inner)
     hook.register_comm_hook(None, fp16_compress_hook)
-    wires = tw.attach(flat, QSGD), tw.attach(levels, QSGD, exchange=tw.Hierarchical.of_nodes(2))
     return {
         "alone": side(perceptron(), x),
         "fp16_compress_hook": side(hook, x),
-        "flat, qsgd(bits=4)": side(flat, x, wires[0]),
-        "two levels, qsgd(bits=4)": side(levels, x, wires[1]),
+        FLAT: side(flat, x, tw.attach(flat, QSGD)),
+        LEVELS: side(levels, x, tw.attach(levels, QSGD, exchange=tw.Hierarchical.of_nodes(2))),
+        APART: side(apart, x, tw.attach(apart, QSGD, exchange=tw.Hierarchical(inner=inner, outer=alone))),
     }
 
 

@@ -64,5 +64,6 @@ void bind_indices(nb::module_& m);
 void bind_hadamard(nb::module_& m);
 void bind_rotated(nb::module_& m);
 void bind_products(nb::module_& m);
+void bind_words(nb::module_& m);
 
 }  // namespace thinwire

@@ -19,4 +19,5 @@ NB_MODULE(_native, m) {
     thinwire::bind_hadamard(m);
     thinwire::bind_rotated(m);
     thinwire::bind_products(m);
+    thinwire::bind_words(m);
 }

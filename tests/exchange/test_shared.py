@@ -4,6 +4,7 @@ or is there no more."""
 import os
 import random
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from helpers.world import run_world
 from thinwire.core.layout import Layout
 from thinwire.exchange import hierarchical, scatter, shared
 from thinwire.exchange.shared import Shared
+from thinwire.kernels import native
 from thinwire.reducer import Reducer
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -44,16 +46,21 @@ def _asked_for(rank, how):
     if dist.get_rank() == rank and how == "not Linux":
         del os.memfd_create
     if dist.get_rank() == rank and how == "another container":
-        shared._opened = lambda process, file, secret: None
+        shared._opened = lambda path, secret: None
     if dist.get_rank() == rank and how == "the same numbers elsewhere":
         opened = shared._opened
-        shared._opened = lambda process, file, secret: opened(process, file, "00" * shared.SECRET_BYTES)
+        shared._opened = lambda path, secret: opened(path, "00" * shared.SECRET_BYTES)
+    if dist.get_rank() == rank and how == "no compiled kernels":
+        shared.native.module = lambda: None
     before = set(os.listdir("/proc/self/fd"))
     memory = Shared.join(dist.group.WORLD, 2, wanted=dist.get_rank() != rank or how != "not wanted")
     return memory is None, len(set(os.listdir("/proc/self/fd")) - before)
 
 
-@pytest.mark.parametrize("how", ["not wanted", "not Linux", "another container", "the same numbers elsewhere"])
+REASONS = ["not wanted", "not Linux", "another container", "the same numbers elsewhere", "no compiled kernels"]
+
+
+@pytest.mark.parametrize("how", REASONS)
 def test_where_one_cannot_see_another_nobody_has_it(how):
     assert run_world(_asked_for, 2, 1, how) == [(True, 0)] * 2
 
@@ -81,6 +88,67 @@ def _target(file):
 
 def test_a_closed_exchange_leaves_no_descriptor_and_no_mapping():
     assert run_world(_descriptors, 2) == [[(0, 0)] * 3] * 2
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _spoken():
+    """Words of two lines, said and heard in orders that differ; what was written before a word is there after it."""
+    memory, worker = Shared.join(dist.group.WORLD, regions=1), dist.get_rank()
+    dawdle = random.Random(worker)
+    found = []
+    for turn in range(200):
+        memory.memory(worker, 0, 8)[turn % 8] = turn
+        first = memory.say(0)
+        if dawdle.random() < 0.1:
+            time.sleep(0.001)
+        second = memory.say(1)
+        for line, number in ((1, second), (0, first)) if worker else ((0, first), (1, second)):
+            memory.hear(line, number)
+        found += [int(memory.memory(other, 0, 8)[turn % 8]) == turn for other in range(3)]
+        assert first == second == turn + 1
+    memory.close()
+    return len(found), all(found)
+
+
+def test_nobody_reads_before_it_was_said():
+    assert run_world(_spoken, 3) == [(600, True)] * 3
+
+
+def _silent(how):
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    memory = Shared.join(group, regions=1)
+    if dist.get_rank() == 1:
+        if how == "closed":
+            memory.close()
+        time.sleep(3)
+        memory.close()
+        return None
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        memory.hear(0, memory.say(0))
+    memory.close()
+    return str(caught.value), time.monotonic() - began < 2.5
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("closed", "is gone, or has closed its wire"), ("silent", "said nothing for 1 seconds")]
+)
+def test_whoever_says_nothing_is_named_in_time(how, said):
+    (message, in_time), _ = run_world(_silent, 2, how)
+    assert message == f"worker 1 of this machine {said}" and in_time
+
+
+def test_words_wrap_around():
+    """Counts are 32 bits wide, and a job may go on for longer."""
+    words = torch.zeros(2, dtype=torch.int32)
+    module, address = native.module(), words.data_ptr()
+    module.say(address, 2**32 - 1)
+    assert module.hear(address, 2**32 - 1, 0) and module.hear(address, 2**32 - 2, 0)
+    assert not module.hear(address, 0, 0.01)
+    module.say(address, 0)
+    assert module.hear(address, 2**32 - 1, 0) and module.hear(address, 0, 0) and not module.hear(address, 1, 0.01)
 
 
 # -- in an exchange ----------------------------------------------------------------------------------------------------

@@ -253,16 +253,7 @@ def count_messages(given: list[int]) -> None:
 
 
 def count_written(given: list[int]) -> None:
-    """Bytes that the others of a machine read; not those by which they are told of it."""
-    start = collectives.Told.start
-
-    def starting(told):
-        counted = list(given)
-        works = start(told)
-        given[:] = counted
-        return works
-
-    collectives.Told.start = starting
+    """Bytes that the others of a machine read."""
     for name in ("swap", "share"):
         plain = getattr(shared.Through, name)
 

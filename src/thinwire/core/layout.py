@@ -258,27 +258,22 @@ class Selection:
         start, stop = self.runs[0][0], self.runs[-1][1]
         return whole if stop - start == whole.numel() else whole[start:stop]
 
+    @cached_property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Where each run begins and ends in the buffer, and where it begins end to end."""
+        ends = accumulate(stop - start for start, stop in self.runs)
+        return [(start, stop, end - (stop - start)) for (start, stop), end in zip(self.runs, ends, strict=True)]
+
     def gather(self, whole: Tensor, out: Tensor) -> Tensor:
         """out = the tensors, end to end."""
-        at = 0
-        for start, stop in self.runs:
+        for start, stop, at in self.places:
             out[at : at + stop - start].copy_(whole[start:stop])
-            at += stop - start
         return out
-
-    def add(self, whole: Tensor, total: Tensor) -> None:
-        """total += the tensors, end to end."""
-        at = 0
-        for start, stop in self.runs:
-            total[at : at + stop - start].add_(whole[start:stop])
-            at += stop - start
 
     def scatter(self, values: Tensor, whole: Tensor) -> None:
         """Write what `gather` took back to its places."""
-        at = 0
-        for start, stop in self.runs:
+        for start, stop, at in self.places:
             whole[start:stop].copy_(values[at : at + stop - start])
-            at += stop - start
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll
 from thinwire.exchange.direct import Direct
 from thinwire.exchange.exchange import CPU, drive
 from thinwire.exchange.lane import CudaSide, Lane, Rounds, Streamed, Threaded
-from thinwire.exchange.objects import device_of
+from thinwire.exchange.objects import timeout_of
 from thinwire.exchange.transport import Transport
 
 
@@ -235,7 +234,3 @@ def workplace(group: dist.ProcessGroup, scheme: Scheme, device: torch.device) ->
 def streams(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether the group's collectives of such tensors are a stream's business. gloo's are not: it has CPU memory."""
     return device.type == "cuda" and isinstance(group._get_backend(device), getattr(dist, "ProcessGroupNCCL", ()))
-
-
-def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    return group._get_backend(device_of(group)).options._timeout

@@ -111,27 +111,6 @@ class AllToAll:
         return _exchange(outgoing, incoming, self.worker, self.group)
 
 
-@dataclass(frozen=True)
-class Told:
-    """A byte from everybody to everybody: what this worker had to write where the others read it is written.
-
-    `given`, `sent`: the bytes they read there, as if they had been sent.
-    """
-
-    words: Tensor  # uint8[2 workers]: those that go out, then those that come in
-    given: int
-    sent: int
-    worker: int
-    group: dist.ProcessGroup
-
-    def amounts(self) -> dict[str, float]:
-        return amounts(self.given, self.sent, self.group.size() - 1)
-
-    def start(self) -> Messages:
-        words = self.words.split(1)
-        return _exchange(words[: self.group.size()], words[self.group.size() :], self.worker, self.group)
-
-
 class Messages:
     """Between two workers each, under way together."""
 

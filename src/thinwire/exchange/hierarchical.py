@@ -27,7 +27,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.request import Max, Mean, Sum
 from thinwire.core.scheme import Codec, Conversation, Scheme
 from thinwire.exchange import arithmetic, objects, scatter
-from thinwire.exchange.allreduce import AllReduce, timeout_of
+from thinwire.exchange.allreduce import AllReduce
 from thinwire.exchange.arithmetic import Route
 from thinwire.exchange.exchange import CPU, drive
 from thinwire.exchange.lane import Lane, Rounds
@@ -277,7 +277,7 @@ class Hierarchical:
 
 def node_groups(local: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """This rank's machine, and those who have its place on each, where every `local` ranks are a machine. All call."""
-    ranks, timeout = dist.get_world_size(), timeout_of(dist.group.WORLD)  # type: ignore[arg-type]
+    ranks, timeout = dist.get_world_size(), objects.timeout_of(dist.group.WORLD)  # type: ignore[arg-type]
     inner = [list(range(first, first + local)) for first in range(0, ranks, local)]
     outer = [list(range(place, ranks, local)) for place in range(local)]
     made = [[dist.new_group(each, timeout=timeout) for each in level] for level in (inner, outer)]

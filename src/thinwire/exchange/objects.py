@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -114,6 +115,11 @@ def compare(everyone: Sequence[Mapping[str, str] | None]) -> None:
 def digest(what: Any) -> str:
     """Short text that differs where `what` prints differently: for what is too long to tell."""
     return f"digest {hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()}"
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long its members wait for each other."""
+    return group._get_backend(device_of(group)).options._timeout
 
 
 def device_of(group: dist.ProcessGroup, device: torch.device | None = None) -> torch.device:

@@ -126,22 +126,32 @@ def scatter(
     wide = torch.promote_types(flat.dtype, torch.float32)
     summed = exact if out.dtype is wide else scratch.take("scatter-exact", exact.numel(), wide, flat.device)
     coded = _zeros(bucket, "scatter-sum", mine.coded.numel, working(codec, flat.dtype))
-    for number, message in enumerate(came if lengths[worker] else ()):
-        fields = message.split(sizes[worker])
-        if number != worker:
-            values = _values(fields[0], exact.numel(), flat.dtype)
-            summed.add_(values) if number else summed.copy_(values)
-        elif number:
-            mine.exact.add(flat, summed)
-        else:
-            mine.exact.gather(flat, summed)
-        if mine.coded.numel:
-            size = codec.nbytes(mine.coded.layout, codec.level)
-            codec.decode_add(fields[1][:size], mine.coded.layout, codec.level, coded, 1.0)
+    if lengths[worker]:
+        fields = [message.split(sizes[worker]) for message in came]
+        terms = [_values(exact_field, exact.numel(), flat.dtype) for exact_field, _ in fields]
+        for start, stop, at in mine.exact.places:
+            own = [flat[start:stop] if n == worker else term[at : at + stop - start] for n, term in enumerate(terms)]
+            _sum(own, summed[at : at + stop - start])
+        size = codec.nbytes(mine.coded.layout, codec.level) if mine.coded.numel else 0
+        for _, coded_field in fields if mine.coded.numel else ():
+            codec.decode_add(coded_field[:size], mine.coded.layout, codec.level, coded, 1.0)
     summed.mul_(weight)
     if summed is not exact:
         exact.copy_(summed)
     out[mine.exact.numel :].copy_(coded.mul_(weight))
+
+
+def _sum(terms: Sequence[Tensor], out: Tensor) -> None:
+    """out = the sum, in the order given; a pass for each term but the first."""
+    if len(terms) == 1:
+        out.copy_(terms[0])
+        return
+    if terms[0].dtype is out.dtype:
+        torch.add(terms[0], terms[1], out=out)
+    else:
+        out.copy_(terms[0]).add_(terms[1])
+    for term in terms[2:]:
+        out.add_(term)
 
 
 def own_memory(bucket: Bucket, parts: Sequence[Part], codec: Codec, way: Way) -> Tensor:

@@ -223,10 +223,8 @@ class _Plan:
         if rest:
             share = self.rest.gather(flat, message[factors:])
             if bucket.owed is not None:  # nothing, unless the rank was higher before
-                at = 0
-                for start, stop in self.rest.runs:
+                for start, stop, at in self.rest.places:
                     share[at : at + stop - start].add_(bucket.owed[start:stop])
-                    at += stop - start
             share.mul_(1.0 / bucket.workers)
         return message
 

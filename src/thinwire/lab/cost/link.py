@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 
 from thinwire.exchange.allreduce import AllReduce
-from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Told
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective
 from thinwire.exchange.exchange import CPU
 from thinwire.exchange.hierarchical import node_groups
 from thinwire.exchange.lane import Lane, Rounds
 from thinwire.exchange.objects import all_gather_objects, device_of
+from thinwire.exchange.shared import Shared, Told
 from thinwire.lab.cost.model import BETWEEN, INSIDE, Host, Link, LinkCost, kind_of
 from thinwire.schemes import parse
 
@@ -74,6 +75,7 @@ def measure(
     memory: and how long it takes to tell of what lies in memory that all of the group see.
     """
     exchange.open(group, parse("fp16"), device)  # any scheme
+    shared: Shared | None = None
     group = everyone or group
     try:
         lane, workers = exchange.lane, exchange.workers
@@ -82,10 +84,13 @@ def measure(
         sums = [partial(_all_reduced, *how, dtype) for dtype in DTYPES]
         makers = [*sums, partial(_all_gathered, *how), partial(_all_to_all, *how)]
         if memory and exchange.device.type == "cpu":
-            makers.append(partial(_told, exchange.group))
+            shared = Shared.join(exchange.group, 0)
+            makers += [partial(_told, shared, exchange.group)] if shared is not None else []
         kinds = [_sweep(make, lane, group, exchange.device) for make in makers]
     finally:
         exchange.close()
+        if shared is not None:
+            shared.close()
     return Link(workers, dict(kinds))
 
 
@@ -106,9 +111,9 @@ def _all_to_all(group: dist.ProcessGroup, device: torch.device, nbytes: int) -> 
     return AllToAll(torch.zeros_like(whole), whole, sizes, sizes, group.rank(), group)
 
 
-def _told(group: dist.ProcessGroup, nbytes: int) -> Collective:
+def _told(shared: Shared, group: dist.ProcessGroup, nbytes: int) -> Collective:
     """Of bytes that lie in memory: how many makes no difference to it."""
-    return Told(torch.zeros(2 * group.size(), dtype=torch.uint8), nbytes, nbytes, group.rank(), group)
+    return Told(shared, 0, nbytes, nbytes, group)
 
 
 def _sweep(

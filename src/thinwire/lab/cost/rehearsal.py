@@ -24,11 +24,11 @@ from thinwire.core.request import Sum
 from thinwire.core.scheme import Conversation, Scheme
 from thinwire.exchange import arithmetic
 from thinwire.exchange.allreduce import AllReduce, workplace
-from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started, Told
+from thinwire.exchange.collectives import AllGathered, AllReduced, AllToAll, Collective, Started
 from thinwire.exchange.exchange import CPU, Exchange
 from thinwire.exchange.hierarchical import Hierarchical
 from thinwire.exchange.lane import DEPTH, Done, Job, Lane, Rounds
-from thinwire.exchange.shared import Shared
+from thinwire.exchange.shared import Shared, Told
 from thinwire.exchange.transport import Transport
 from thinwire.front import attach
 from thinwire.lab.cost.link import settle
@@ -165,7 +165,7 @@ class _OwnMemory(Shared):
     """In everybody's memory is what this worker wrote."""
 
     def __init__(self, workers: int):
-        super().__init__(0, [])
+        super().__init__(0, [], [], 0.0)
         self.workers = workers
         self._regions: dict[int, torch.Tensor] = {}
 
