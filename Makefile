@@ -12,7 +12,7 @@ NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h n
 .PHONY: help demo picture test test-full test-gpu lint format docs docs-serve bench wheel sanitize chaos soak fuzz torch-tests clean
 
 help:
-	@echo "make demo       compare schemes on embedded data (about 4 minutes)"
+	@echo "make demo       compare schemes on embedded data (about 5 minutes)"
 	@echo "make picture    the same on three links, and the pictures in docs/ (needs chromium, and an idle machine)"
 	@echo "make test       run the whole test suite"
 	@echo "make test-full  the same with the long versions"
