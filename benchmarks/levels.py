@@ -5,12 +5,12 @@
 
 Two machines of two workers each, one thin link a machine: DDP over all four with PyTorch's own fp16_compress_hook, with
 qsgd(bits=4), with qsgd(bits=4) on two levels, and with two levels of which the upper one is a machine by itself: that
-sends nothing over the link, so nothing that is sent there can be faster. Then four machines of one worker each: a transformer sharded by
-FSDP2, plain, with qsgd(bits=4) between shards, and with no gradients sent at all, for no codec can be faster than that;
-each with weights gathered again for backward, and with weights kept. All sides of a link take turns on the same ranks;
-figures are medians of the repeats, ratios medians of the repeats' ratios. "alone" is a step that exchanges nothing, on
-the same ranks at the same time; "cores" is the processor time of all four ranks divided by this machine's cores: no
-step can be faster.
+sends nothing over the link, so nothing that is sent there can be faster. Then four machines of one worker each: a
+transformer sharded by FSDP2, plain, with qsgd(bits=4) between shards, and with no gradients sent at all, for no codec
+can be faster than that; each with weights gathered again for backward, and with weights kept. All sides of a link take
+turns on the same ranks; figures are medians of the repeats, ratios medians of the repeats' ratios. "alone" is a step
+that exchanges nothing, on the same ranks at the same time; "cores" is the processor time of all four ranks divided by
+this machine's cores: no step can be faster.
 """
 
 from __future__ import annotations
