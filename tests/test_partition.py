@@ -14,12 +14,14 @@ from thinwire.core.bucket import Bucket, Scratch
 from thinwire.core.layout import Layout, Segment
 from thinwire.core.memory import Memory
 from thinwire.core.partition import Partition
+from thinwire.lab.cost.rehearsal import Rehearsal
+from thinwire.reducer import Reducer
 from thinwire.schemes import parse
 
 SHAPES = {"norm": (40,), "a": (48, 40), "a.bias": (48,), "b": (64, 48), "b.bias": (64,), "c": (3, 700), "tail": (33,)}
 ORDERS = {
-    "exempt ones at the ends": list(SHAPES),
-    "compressed ones at the ends": ["a", "norm", "tail", "b", "b.bias", "c"],
+    "exempt at the ends": list(SHAPES),
+    "compressed at the ends": ["a", "norm", "tail", "b", "b.bias", "c"],
 }
 LOSSY = [spec for spec in every_spec() if not parse(spec).exact]
 # A chunk is so many neighbours in the bucket: with gaps there are others.
@@ -91,6 +93,25 @@ def test_nothing_is_copied_and_nothing_lies_in_the_gaps(spec, order, monkeypatch
     assert len(seen) == 6
     for bucket in seen:
         assert bucket.layout.has_gaps and bucket.layout.numel == compressed < bucket.flat.numel()
+
+
+def test_what_a_controller_measures_is_not_of_the_gaps(monkeypatch):
+    """Neither what the message lost, nor what another level's would."""
+    taken = Scratch.take
+    monkeypatch.setattr(Scratch, "take", lambda *args, **how: _soiled(taken, *args, **how))
+    tensors = {name: torch.empty(SHAPES[name]) for name in ORDERS["compressed at the ends"]}
+    exchange = Rehearsal(2, lambda: None)
+    seen = []
+    with Reducer(tensors, "qsgd(bits=4)", None, exchange=exchange, controller="mqgrad(interval=2)") as reducer:
+        decide = reducer.steering.controller.decide
+        reducer.steering.controller.decide = lambda observed: seen.append(observed) or decide(observed)
+        for step in range(8):
+            reducer.reduce(gradients(1, step, "compressed at the ends")[0])
+            reducer.observe(1.0)
+    assert len(seen) == 4
+    for each in seen:
+        for square in (each.compression_error, each.wondered_error, each.given_square, each.mean_square):
+            assert math.isfinite(square) and square > 0
 
 
 def _soiled(taken, scratch, name, numel, dtype, device="cpu", **how):

@@ -204,9 +204,7 @@ class Measured(Wrapper):
 
     def _measure(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat = bucket.flat
-        lost = bucket.spare
-        if lost is None:
-            lost = bucket.scratch.take("measured-lost", flat.numel(), flat.dtype, flat.device)
+        lost = bucket.room("measured-lost") if bucket.spare is None else bucket.layout.clear_gaps(bucket.spare)
         given = _square(flat)
         inner = innermost(self.scheme)
         if self.steering.wonders is not None and isinstance(inner, Codec):
@@ -224,10 +222,9 @@ class Measured(Wrapper):
 
 def _unsaid(codec: Codec, bucket: Bucket, level: float) -> Tensor:
     """What a message about the bucket would lose at a level; it is not sent."""
-    scratch, flat = bucket.scratch.part(_UNSAID), bucket.flat
-    copy, lost = (scratch.take(name, flat.numel(), flat.dtype, flat.device) for name in ("copy", "lost"))
-    part = replace(bucket, flat=copy.copy_(flat), lost=lost, scratch=scratch, spare=None, out=None, owed=None)
-    codec.encode(part, level, scratch.take("said", codec.nbytes(bucket.layout, level), torch.uint8, flat.device))
+    part = replace(bucket, scratch=bucket.scratch.part(_UNSAID), spare=None, out=None, owed=None)
+    lost = part.room("lost")
+    codec.payload(replace(part, flat=part.room("copy").copy_(bucket.flat), lost=lost), level)
     return lost
 
 

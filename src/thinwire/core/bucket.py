@@ -113,6 +113,11 @@ class Bucket:
         """As it is once what was owed, if anything, has been added to it, into `lost`."""
         return self if self.owed is None or self.lost is None else replace(self, flat=self.lost, owed=None)
 
+    def room(self, name: str) -> Tensor:
+        """Kept memory like `flat`, by name: uninitialised, but 0 in the layout's gaps."""
+        flat = self.flat
+        return self.layout.clear_gaps(self.scratch.take(name, flat.numel(), flat.dtype, flat.device))
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         return self.layout.segments

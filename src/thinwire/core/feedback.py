@@ -48,7 +48,7 @@ class Feedback(Wrapper):
         residual = memory.flat("residual", bucket.layout)
         lost = bucket.lost
         if lost is None:
-            lost = bucket.layout.clear_gaps(bucket.spare if bucket.spare is not None else _room(bucket))
+            lost = bucket.room("lost") if bucket.spare is None else bucket.layout.clear_gaps(bucket.spare)
         if self.scheme.settles and self.decay == 1.0 and residual.dtype is bucket.flat.dtype:
             part = replace(bucket, lost=lost, owed=residual, out=bucket.target if self.scheme.in_place else bucket.out)
         elif self.scheme.in_place:
@@ -71,13 +71,9 @@ def compensated(codec: Codec, bucket: Bucket, residual: Tensor, level: float, ou
     As in `Feedback`: a = g + e; encode a; e = what the message lost, unless that is not finite.
     """
     bucket.flat.add_(residual)
-    lost = _room(bucket)
+    lost = bucket.room("lost")
     codec.encode_padded(replace(bucket, lost=lost), level, out)
     kernels.keep_finite_(residual, lost, lost)
-
-
-def _room(bucket: Bucket) -> Tensor:
-    return bucket.scratch.take("lost", bucket.flat.numel(), bucket.flat.dtype, bucket.flat.device)
 
 
 def wrap(scheme: Scheme, feedback: str | bool, decay: float = 1.0, residual: str = "fp32") -> Scheme:

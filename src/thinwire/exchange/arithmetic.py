@@ -176,12 +176,11 @@ def relay(mean: Mean, part: Bucket, datas: Sequence[Tensor], out: Tensor) -> Non
     1/workers in the next mean, so nothing is lost for good.
     """
     workers = part.workers
-    total = part.scratch.take("relay", part.layout.extent, part.flat.dtype, part.flat.device)
+    total = part.room("relay")
     add_payloads(mean.codec, part.layout, mean.level, datas, 1.0 / workers, total)
     again = None
     if part.lost is not None:
-        again = part.scratch.take("relay-lost", part.layout.extent, part.flat.dtype, part.flat.device)
-        part.layout.clear_gaps(again)
+        again = part.room("relay-lost")
     relayed = replace(part, flat=total, worker=randomness.RELAY, lost=again, out=None, owed=None)
     mean.codec.encode_padded(relayed, mean.level, out)
     if part.lost is not None and again is not None:

@@ -50,8 +50,8 @@ class Hierarchical:
     `whole`: tensors of at most so many elements are one worker's; larger ones are cut between rows (`parts.deal`).
         Higher => low rank sees larger matrices; lower => workers of a machine have more equal shares of each bucket.
         Unless given, 2^20 for schemes that look at matrices, 2^12 for others.
-    `memory`: inside, elements go through memory that a machine's workers all see, where they do (Linux, one container);
-        else, and where not, through the group.
+    `memory`: inside, elements go through memory that a machine's workers all see, where they do (Linux, one container,
+        compiled kernels); else, and where not, through the group.
     `transport`: starts and counts what is sent; the ledger has bytes_sent_inside and bytes_sent_outside apart.
     """
 

@@ -130,10 +130,7 @@ class THC(Scheme):
 
         share = bucket.scratch.take("thc-share", step.numel(), step.dtype, step.device)
         share = torch.div(step, workers, out=share).to(flat.dtype)
-        mean = flat
-        if self.saturate:
-            mean = bucket.scratch.take("thc-mean", flat.numel(), flat.dtype, flat.device)
-            bucket.layout.clear_gaps(mean)
+        mean = bucket.room("thc-mean") if self.saturate else flat
         offset = 0.5 if workers % 2 and not self.saturate and self.levels == "even" else 0.0
         kernels.unrotate_sum(
             total, blocks.starts, blocks.block, share, offset, signs=signs, counters=blocks.counters, out=mean
@@ -175,8 +172,7 @@ class THC(Scheme):
                 some.copy_(torch.where(drawn < share[number], above[number], below[number]))
             begin += size
         if bucket.lost is not None:
-            said = bucket.scratch.take("thc-said", bucket.flat.numel(), bucket.flat.dtype, device)
-            bucket.layout.clear_gaps(said)
+            said = bucket.room("thc-said")
             kernels.unrotate_sum(
                 integers, blocks.starts, blocks.block, step.to(said.dtype), 0.0,
                 signs=blocks.signs(bucket.keys(shared=True)), counters=blocks.counters, out=said,
