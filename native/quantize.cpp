@@ -74,17 +74,19 @@ void quantize_uniform(address x, index n, address bounds, index stretches, index
                       address radius, index radii, address keys, address counters, address out, index out_bytes,
                       address lost, int threads) {
     const auto loop = quantize_loops().uniform;
-    encode(x, n, {{at<const index>(bounds), stretches, stride}, block, radii}, radius, bits, keys, counters, out, out_bytes, lost, threads,
+    encode(x, n, {{at<const index>(bounds), stretches, stride}, block, radii}, radius, bits, keys, counters, out, out_bytes,
+           lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, range, draws, to, left);
            });
 }
 
 bool dequantize_uniform(const std::vector<address>& codes, index code_bytes, address bounds, index stretches,
-                        index stride, index block, int bits, const std::vector<address>& radius, index radii, float weight, bool add, address out,
-                        index n, int threads) {
+                        index stride, index block, int bits, const std::vector<address>& radius, index radii, float weight,
+                        bool add, address out, index n, int threads) {
     const auto loop = quantize_loops().uniform_add;
-    return decode(codes, code_bytes, {{at<const index>(bounds), stretches, stride}, block, radii}, radius, bits, weight, 1.0f, add, out, n, threads,
+    return decode(codes, code_bytes, {{at<const index>(bounds), stretches, stride}, block, radii}, radius, bits, weight,
+                  1.0f, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) { loop(from, count, bits, range, to); });
 }
 
@@ -105,12 +107,13 @@ class Levels {
 };
 
 void quantize_levels(address x, index n, address bounds, index stretches, index stride, index block, int bits,
-                     address level, address next, address interval, address cell, int cells, int crowd, float cells_per_unit, address scale,
-                     index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
+                     address level, address next, address interval, address cell, int cells, int crowd,
+                     float cells_per_unit, address scale, index scales, address keys, address counters, address out, index out_bytes, address lost, int threads) {
     const Levels levels(bits, level, next, interval, cell, cells, crowd, cells_per_unit);
     const LevelTable& table = levels.table;
     const auto loop = quantize_loops().levels;
-    encode(x, n, {{at<const index>(bounds), stretches, stride}, block, scales}, scale, bits, keys, counters, out, out_bytes, lost, threads,
+    encode(x, n, {{at<const index>(bounds), stretches, stride}, block, scales}, scale, bits, keys, counters, out, out_bytes,
+           lost, threads,
            [&](const float* from, index count, float range, Draws draws, std::uint8_t* to, float* left) {
                loop(from, count, bits, table, range, draws, to, left);
            });
@@ -157,12 +160,14 @@ void quantize_laplace(address x, index n, address bounds, index stretches, index
 }
 
 bool dequantize_levels(const std::vector<address>& codes, index code_bytes, address bounds, index stretches,
-                       index stride, index block, int bits, address level, const std::vector<address>& scale, index scales, float weight, bool add,
+                       index stride, index block, int bits, address level, const std::vector<address>& scale, index scales,
+                       float weight, bool add,
                        address out, index n, int threads) {
     const auto loop = quantize_loops().levels_value;
     const float* const table = at<const float>(level);
     const float largest = std::max(std::abs(table[0]), std::abs(table[(1 << bits) - 1]));
-    return decode(codes, code_bytes, {{at<const index>(bounds), stretches, stride}, block, scales}, scale, bits, weight, largest, add, out, n, threads,
+    return decode(codes, code_bytes, {{at<const index>(bounds), stretches, stride}, block, scales}, scale, bits, weight,
+                  largest, add, out, n, threads,
            [&](const std::uint8_t* from, index count, float range, float* to) {
                loop(from, count, bits, table, range, true, to);
            });

@@ -15,7 +15,10 @@ from thinwire.kernels.backends import fast
 pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
-LAWS = [str(HERE / "interpreted"), f"{HERE / 'test_backends.py'}::test_one_call_of_each_operation"]
+GAPS = [
+    f"{HERE / 'test_gaps.py'}::test_{name}" for name in ("statistics", "quantisers_there_and_back", "top_k", "draws")
+]
+LAWS = [str(HERE / "interpreted"), f"{HERE / 'test_backends.py'}::test_one_call_of_each_operation", *GAPS]
 
 
 def interpreted(*options):

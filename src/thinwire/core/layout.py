@@ -68,7 +68,7 @@ class Layout:
         return self.numel < self.extent
 
     @cached_property
-    def places(self) -> tuple[tuple[str, int], ...]:
+    def key(self) -> tuple[tuple[str, int], ...]:
         """The name of each segment, and where it begins: what tells layouts of the same tensors apart."""
         return tuple((segment.name, segment.start) for segment in self.segments)
 

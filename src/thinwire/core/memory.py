@@ -64,7 +64,7 @@ class Memory:
 
     def flat(self, key: str, layout: Layout) -> Tensor:
         """`key` of every parameter of `layout`, where it says, as one tensor to read and write; gaps begin as 0."""
-        flat = self._flats.get((key, layout.places))
+        flat = self._flats.get((key, layout.key))
         if flat is None:
             flat = self._tensors[layout.names[0], key].new_zeros(layout.extent)
             for segment in layout.segments:
@@ -81,7 +81,7 @@ class Memory:
                 for name in names - moved:
                     self._tensors[name, key] = self._tensors[name, key].clone()
                 kernels.outlive(self._flats.pop(other))
-            self._flats[key, layout.places] = flat
+            self._flats[key, layout.key] = flat
         return flat
 
     def show(self, name: str, key: str) -> None:
