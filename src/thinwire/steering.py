@@ -31,8 +31,9 @@ from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Job
 
 FORMAT = 2  # 1: only rank 0, or the first server, knew what the controller had learnt
-# Squares of norms: in the last step before a decision; in all steps since the last one; of a message that is not sent.
-_SQUARES = ("mean", "given", "lost", "all given", "all means", "wondered")
+# Squares of norms: in the last step before a decision; in all steps that are listened to, and the product of what was
+# given and the mean; of a message that is not sent.
+_SQUARES = ("mean", "given", "lost", "all given", "all means", "all products", "wondered")
 _UNSAID = 1 << 20  # scratch of its own, beside that of a request's parts
 
 
@@ -60,6 +61,8 @@ class Steering:
         self._turned = turned
         self.level: float = self.controller.first(turned.level, menu)
         self.due: bool = False  # the step under way is the last before a decision: measure it
+        self.listens: bool = False  # it is near one: norms are wanted
+        self._heard = 0  # steps that were listened to since the last decision
         self.wonders: float | None = None  # a level whose error to measure in it, too
         self.squares: dict[str, float | Tensor] = _nothing()
         self._observed: list[float | Tensor] = []
@@ -71,6 +74,7 @@ class Steering:
         self.scale: float = 1.0  # gradients are so many times too large
         self._steps = 0  # since the start or a resume
         self._told = False
+        self._look_ahead(1)
 
     def observe(self, loss: float | Tensor) -> None:
         self._told = True
@@ -91,32 +95,41 @@ class Steering:
             failed, self._job = self._job.error, None
             if failed is not None:
                 raise RuntimeError(f"the controller could not decide: {failed}") from failed
-        if step % self.controller.interval == 0:
+        self._heard += self.listens
+        if self.controller.next_decision(step) == step:
             self._begin_decision(step, exchange)
-        self.due = (step + 1) % self.controller.interval == 0
+        self._look_ahead(step + 1)
+
+    def _look_ahead(self, step: int) -> None:
+        """What the step that comes will be measured for."""
+        left = self.controller.next_decision(step) - step
+        self.due = left == 0
+        self.listens = self.controller.needs_noise and left < self.controller.interval
         if self.due:
             self.wonders = self.controller.wonders(self.level)
 
     def _begin_decision(self, step: int, exchange: Exchange) -> None:
         observed, self._observed = self._observed, []
-        interval = self.controller.interval
+        made = len(self._taken)  # steps since the last decision, or since a resume
         seconds, self._taken = median(self._taken), []
         sent = exchange.transport.ledger.totals().get("bytes_sent", 0.0)
-        nbytes, self._bytes = (sent - self._bytes) / interval, sent
+        nbytes, self._bytes = (sent - self._bytes) / made, sent
         taken, wondered = self.squares, self.wonders
         self.squares = _nothing()
+        heard, self._heard = self._heard, 0
 
         def see() -> Observation:
             squares = {key: float(square) for key, square in taken.items()}
             losses = [float(loss) for loss in observed]
             self._history.append(sum(losses) / len(losses) if losses else math.nan)
-            steps = interval if self.controller.needs_noise else 1
+            per_step = math.nan if not heard else 1 / heard / self.scale**2
             return Observation(
                 step, self.level, seconds, nbytes, math.sqrt(squares["mean"]) / self.scale,
                 _ratio(squares["lost"], squares["given"]), tuple(self._history),
-                squares["all given"] / steps / self.scale**2, squares["all means"] / steps / self.scale**2,
+                squares["all given"] * per_step, squares["all means"] * per_step,
                 math.nan if wondered is None else wondered, _ratio(squares["wondered"], squares["given"]),
                 exchange.workers, float(isinstance(self._turned, Scheme) and exchange.relays(self._turned)),
+                float(isinstance(self._turned, Scheme) and self._turned.remembers), squares["all products"] * per_step,
             )  # fmt: skip
 
         lane = exchange.lane
@@ -185,34 +198,41 @@ class Steering:
 
 @dataclass(frozen=True)
 class Measured(Wrapper):
-    """A scheme whose norms are taken, for the controller: in the last step before a decision, or in all."""
+    """A scheme whose norms are taken, for the controller: in the last step before a decision, or in several."""
 
     steering: Steering
 
     def converse(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         if self.steering.due:
             return self._measure(bucket, memory, level)
-        if self.steering.controller.needs_noise:
+        if self.steering.listens:
             return self._listen(bucket, memory, level)
         return self.scheme.converse(bucket, memory, level)
 
     def _listen(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
-        given = _square(bucket.flat)
+        given = self._given(bucket)
         mean = yield from self.scheme.converse(bucket, memory, level)
-        self._add(("all given", given), ("all means", _square(mean)))
+        self._hear(given, mean)
         return mean
+
+    def _given(self, bucket: Bucket) -> Tensor:
+        """What a mean will be held against, which may be written over it."""
+        return bucket.room("listened").copy_(bucket.flat)
+
+    def _hear(self, given: Tensor, mean: Tensor) -> None:
+        self._add(("all given", _square(given)), ("all means", _square(mean)), ("all products", _product(given, mean)))
 
     def _measure(self, bucket: Bucket, memory: Memory, level: float) -> Conversation:
         flat = bucket.flat
         lost = bucket.room("measured-lost") if bucket.spare is None else bucket.layout.clear_gaps(bucket.spare)
-        given = _square(flat)
+        given, heard = _square(flat), self._given(bucket) if self.steering.listens else None
         inner = innermost(self.scheme)
         if self.steering.wonders is not None and isinstance(inner, Codec):
             self._add(("wondered", _square(_unsaid(inner, bucket, self.steering.wonders))))
         mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
-        found = _square(mean)
-        self._add(("given", given), ("mean", found), ("lost", _square(lost)))
-        self._add(("all given", given), ("all means", found))
+        self._add(("given", given), ("mean", _square(mean)), ("lost", _square(lost)))
+        if heard is not None:
+            self._hear(heard, mean)
         return mean
 
     def _add(self, *squares: tuple[str, Tensor]) -> None:
@@ -239,3 +259,8 @@ def _ratio(part: float, whole: float) -> float:
 def _square(tensor: Tensor) -> Tensor:
     """On the tensor's device: only a decision waits for it."""
     return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)).double() ** 2
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    kind = torch.promote_types(torch.promote_types(one.dtype, other.dtype), torch.float32)
+    return torch.dot(one.to(kind), other.to(kind)).double()

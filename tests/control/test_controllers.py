@@ -72,6 +72,7 @@ def test_observations_survive_being_numbers():
         ("mqgrid", "did you mean 'mqgrad'"),
         ("mqgrad(speed=3)", "no option 'speed'"),
         ("mqgrad(interval=0)", "interval must be"),
+        ("mqgrad(growth=-1)", "growth must not be negative"),
         ("fixed(level=print)", "plain value"),
         ("schedule(levels_at=((5, 2),))", "begin with 0"),
         ("normrule(budget=1)", "above 1 bit"),
@@ -164,7 +165,7 @@ def play(controller, per_bit=0.01, until=0.05, limit=1500):
         beside = (math.nan, math.nan) if wondered is None else (wondered, ERRORS[wondered])
         found = Observation(
             10 * len(levels), level, per_step, 0.0, 1.0, ERRORS[level], tuple(losses[-8:]), square, signal + noise,
-            *beside, WORKERS,
+            *beside, WORKERS, product=signal + own / WORKERS,
         )  # fmt: skip
         level = controller.decide(found)
     return seconds, levels
@@ -190,10 +191,62 @@ def test_mqgrad_counts_what_the_way_back_loses():
         controller = started("mqgrad")
         mean = (signal + there) * (1 + relayed * error)
         about = (square, mean, math.nan, math.nan, workers, relayed)
-        controller.decide(Observation(10, 4, 0.1, 0.0, 1.0, error, (1.0,), *about))
+        product = signal + own / workers  # whatever messages lose
+        controller.decide(Observation(10, 4, 0.1, 0.0, 1.0, error, (1.0,), *about, product=product))
         assert controller._signal == pytest.approx(signal)
         noises.append(controller._noise(4, workers)[0])
     assert noises == pytest.approx([there / signal, there / signal + error * (signal + there) / signal])
+
+
+@pytest.mark.parametrize(("growth", "expected"), [
+    (0.25, [2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 30, 36, 44, 54, 66, 82, 102]),
+    (0.0, list(range(2, 103, 2))),
+    (1.0, [2, 4, 8, 16, 32, 64]),
+])  # fmt: skip
+def test_mqgrad_decides_at_ever_longer_intervals(growth, expected):
+    controller = started(f"mqgrad(interval=2, growth={growth})")
+    assert [step for step in range(1, 103) if controller.next_decision(step) == step] == expected
+    resumed = started(f"mqgrad(interval=2, growth={growth})")
+    assert [step for step in range(40, 103) if resumed.next_decision(step) == step] == [
+        step for step in expected if step >= 40
+    ]
+    assert resumed.next_decision(21) == next(step for step in expected if step >= 21)  # and back
+
+
+def test_mqgrad_counts_the_steps_of_an_interval():
+    """Twice as long an interval is twice the seconds of it."""
+    spent = []
+    for step in (20, 30):
+        controller = started("mqgrad")
+        controller.decide(seen(10, loss=2.0, seconds=0.1))
+        controller.decide(seen(step, loss=1.9, seconds=0.1))
+        spent.append(controller._spent[0])
+    assert spent == pytest.approx([1.0, 2.0])
+
+
+def test_under_feedback_what_is_lost_comes_later_and_is_no_noise():
+    """Residuals as they settle, r = e (1 + r), and gradients of which little is signal."""
+    error, workers = {2: 0.8, 4: 0.5, 8: 0.1}, 2
+    about = (1.0, 0.505, 2, error[2], workers, 0.0)
+    steps = {}
+    for owed in (0.0, 1.0):
+        controller = started("mqgrad")
+        owes = error[4] / (1 - error[4]) if owed else error[4]
+        product = 0.01 + (1 - owed * error[4]) * 0.99 / workers
+        controller.decide(Observation(10, 4, 0.1, 0.0, 1.0, owes, (1.0,), *about, owed, product))
+        assert controller._error(4) == pytest.approx(error[4]) and controller._error(2) == error[2]
+        noise, made = controller._noise(2, workers)
+        steps[owed] = controller.kappa * noise, controller._delay(2)
+        assert (made == 0) == bool(owed)
+        assert controller._signal == pytest.approx(0.01)
+    assert (
+        steps[1.0] == pytest.approx((0.15 * 0.99 / 2 / 0.01, 4.0))
+        and steps[0.0][1] == 0 < steps[1.0][0] < steps[0.0][0]
+    )
+    controller._relayed = 1.0  # as late once more
+    assert controller._delay(2) == pytest.approx(8.0)
+    controller._errors[2] = 1.3  # by a line through others
+    assert math.isfinite(controller._delay(2))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +266,7 @@ def test_mqgrad_never_goes_where_noise_drowns_the_signal():
     controller, level = started("mqgrad(seed=1)"), 8
     for number in range(60):  # two bits, seen beside, would drown it
         wondered = controller.wonders(level)
-        noise = (1.0, 0.55, wondered, {2: 50.0}.get(wondered, 0.001), 2)
+        noise = (1.0, 0.55, wondered, {2: 50.0}.get(wondered, 0.001), 2, 0.0, 0.0, 0.55)
         level = controller.decide(seen(level=level, loss=2.0 - 0.01 * number, noise=noise))
         assert level > 2
 
@@ -263,7 +316,7 @@ def test_slopes_are_those_of_the_policy():
         found = []
         for shift in (-1e-5, 0.0, 1e-5):
             controller = started("mqgrad")
-            controller.decide(seen(level=4, loss=2.0, seconds=0.1, noise=(1.0, 0.6, 2, 0.7, 2)))
+            controller.decide(seen(level=4, loss=2.0, seconds=0.1, noise=(1.0, 0.6, 2, 0.7, 2, 0.0, 0.0, 0.6)))
             controller._learnt[at] += shift
             found.append(controller._policy((2, 4, 8), 4, 2))
         for action in range(3):

@@ -14,6 +14,7 @@ import thinwire as tw
 from helpers.models import batch, digest, mlp
 from helpers.training import loss_of
 from helpers.world import run_world
+from thinwire.reducer import Reducer
 
 
 def levels_and_bytes(model, wire, worker, steps):
@@ -122,6 +123,50 @@ def test_the_knob_may_be_bits_density_or_rank():
         assert set(levels) <= set(tw.scheme(spec).knob.menu) and len(set(levels)) > 1, spec
         # Workers that used different levels in any step would not have the same weights.
         assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True)), spec
+
+
+def _owing():
+    """What the learner is told of feedback, and the noise and the delay it makes of it."""
+    found = []
+    for feedback in (True, False):
+        model = DDP(mlp())
+        controller = "mqgrad(interval=2, levels_from=(2, 4))"
+        with tw.attach(model, "qsgd(bits=4)", controller=controller, feedback=feedback) as wire:
+            levels_and_bytes(model, wire, dist.get_rank(), 6)
+            wire.steering.settle()
+            learner = wire.steering.controller
+            found.append((learner._owed, learner._noise(2, 2)[1], learner._delay(2)))
+    return found
+
+
+def test_a_learner_knows_whether_what_is_lost_comes_later():
+    first, second = run_world(_owing, 2)
+    assert first == second
+    (owed, made, late), (lost, noise, never) = first
+    assert (owed, made) == (1, 0) and 0 < late < 99
+    assert (lost, never) == (0, 0) and noise > 0
+
+
+def _signal(feedback, scheme):
+    """What the learner takes for the signal, where it is known: |x|^2 = 4096, in noise four times as large."""
+    rank, elements = dist.get_rank(), 4096
+    always = torch.randn(elements, generator=torch.Generator().manual_seed(7))
+    always *= math.sqrt(elements) / always.norm()
+    menu = (0.01, 0.1) if "topk" in scheme else (2, 4)
+    about = {"controller": f"mqgrad(interval=20, rate=0, levels_from={menu})", "feedback": feedback, "exempt": ()}
+    with Reducer({"x": always}, scheme, dist.group.WORLD, **about) as reducer:
+        own = torch.Generator().manual_seed(100 + rank)
+        for _ in range(60):
+            reducer.reduce({"x": always + 2 * torch.randn(elements, generator=own)})
+            reducer.observe(1.0)
+        reducer.steering.settle()
+        return reducer.steering.controller._signal / elements
+
+
+@pytest.mark.parametrize(("feedback", "scheme"), [(False, "qsgd(bits=2, block=1024)"), (True, "topk(density=0.1)")])
+def test_the_signal_is_found_whatever_messages_lose(feedback, scheme):
+    first, second = run_world(_signal, 2, feedback, scheme)
+    assert first == second == pytest.approx(1.0, abs=0.25)
 
 
 def _silent():

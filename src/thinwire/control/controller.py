@@ -25,27 +25,30 @@ class Observation:
     # |what a worker's message lost|^2 / |what it was to hold|^2 in the last step; NaN: unknown
     compression_error: float
     losses: tuple[float, ...]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
-    # For controllers that need the noise: |a worker's gradient|^2 and |the group's mean|^2, mean over the interval's
-    # steps; and what another level's message would have lost.
+    # For controllers that need the noise: |a worker's gradient|^2 and |the group's mean|^2, mean over the steps that
+    # were listened to; and what another level's message would have lost.
     given_square: float = math.nan
     mean_square: float = math.nan
     wondered_level: float = math.nan
     wondered_error: float = math.nan
     workers: int = 1
     relayed: float = 0.0  # 1: the mean comes back encoded once more, at the same level
+    owed: float = 0.0  # 1: what messages lose is sent later, by error feedback; the error is then what is owed by now
+    product: float = math.nan  # of a worker's gradient and the group's mean, in those steps
 
     def numbers(self) -> list[float]:
         return [
             float(self.step), self.level, self.seconds_per_step, self.bytes_per_step, self.gradient_norm,
             self.compression_error, self.given_square, self.mean_square, self.wondered_level, self.wondered_error,
-            float(self.workers), self.relayed, *self.losses,
+            float(self.workers), self.relayed, self.owed, self.product, *self.losses,
         ]  # fmt: skip
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Observation:
         step, *five = numbers[:6]
-        *noise, workers, relayed = numbers[6:12]
-        return cls(round(step), *five, tuple(numbers[12:]), *noise, round(workers), relayed)  # type: ignore[call-arg]
+        *noise, workers, relayed, owed, product = numbers[6:14]
+        known = (tuple(numbers[14:]), *noise, round(workers), relayed, owed, product)
+        return cls(round(step), *five, *known)  # type: ignore[call-arg]
 
     @property
     def loss(self) -> float:
@@ -53,7 +56,7 @@ class Observation:
 
 
 class Controller(Specced, ABC):
-    """Decides, every `interval` steps, which level of a scheme's knob to use next.
+    """Decides, every `interval` steps or when `next_decision` says, which level of a scheme's knob to use next.
 
     Subclasses are dataclasses whose fields are the options of the spec text. Every worker has one, and all
     see and decide alike (see `steering`). `start` makes what it learns; that is its state.
@@ -62,7 +65,7 @@ class Controller(Specced, ABC):
     knob = "bits"  # the name of what is turned; who starts it says so
     interval: int
     needs_loss: ClassVar[bool] = False
-    needs_noise: ClassVar[bool] = False  # norms of every step, not only of the last before a decision
+    needs_noise: ClassVar[bool] = False  # norms of the `interval` steps before a decision, not only of the last
     summary: ClassVar[str]
 
     def menu(self, menu: Sequence[float]) -> tuple[float, ...]:
@@ -76,6 +79,11 @@ class Controller(Specced, ABC):
     def start(self, menu: Sequence[float]) -> None:
         """Begin, where the decisions are made, with the levels to choose from."""
         self.levels: tuple[float, ...] = tuple(menu)
+
+    def next_decision(self, step: int) -> int:
+        """The first step, counted from 1 and from this one on, that a decision comes after; of the step alone, so that
+        all workers agree."""
+        return -(-step // self.interval) * self.interval
 
     def wonders(self, level: float) -> float | None:
         """Another level, while `level` is in use, whose error to measure before the next decision; None: none."""
