@@ -64,7 +64,9 @@ def compare_schemes(
     scheme: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SPEC", help="See `thinwire list`; over gossip a mixer; repeatable. Without: a choice that fits."
+            metavar="SPEC",
+            help='See `thinwire list`; over gossip a mixer; "qsgd every 8" in local steps; repeatable. Without: a '
+            "choice that fits.",
         ),
     ] = None,
     exchange: Annotated[

@@ -56,6 +56,26 @@ def test_a_comparison_from_start_to_end(tmp_path, console):
     assert losses["fp32"] == pytest.approx(losses["fp16"], rel=1e-2)  # same seed, same data, same start
 
 
+def test_a_row_may_have_rounds_of_its_own(monkeypatch, console):
+    """As the table names it; everybody else keeps to --every."""
+    monkeypatch.setattr(
+        module, "execute", lambda plan, *_: replace(made_up(plan.scheme, 1.0, [0.9], seed=plan.seed), plan=plan)
+    )
+    asked = ["qsgd(bits=8)", "qsgd(bits=8) every 4", "topk every 2"]
+    record = compare([TINY], asked, network="none", workers=2, console=console)
+    assert [run.plan.name for run in record.runs] == ["fp16", "qsgd(bits=8)", "qsgd(bits=8) every 4", "topk every 2"]
+    record = compare([TINY], ["topk every 2", "qsgd"], every=[1, 3], network="none", workers=2, console=console)
+    assert [run.plan.name for run in record.runs] == ["fp16", "topk every 2", "qsgd", "qsgd every 3"]
+    for schemes, options, complaint in (
+        (["qsgd every 0"], {}, "at least 1 step"),
+        (["qsgd", "qsgd every 1"], {}, "the same row is named twice"),
+        (["dpsgd every 4"], {"exchanges": ["gossip"]}, "exchanges in every step"),
+        (["qsgd every 4"], {"parallel": "fsdp"}, "exchanges in every step"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            compare([TINY], schemes, network="none", workers=2, console=console, **options)
+
+
 @pytest.mark.parametrize("exchange", ["allreduce", "server"])
 def test_local_steps_are_rows_of_their_own(exchange, console):
     record = compare(

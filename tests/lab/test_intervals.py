@@ -26,12 +26,16 @@ def test_pairs_cancel_what_they_share():
     ("interval", "margin", "said"),
     [
         (Interval(1.0, 0.5), 0.0, "holds"), (Interval(-1.0, 0.5), 0.0, "fails"), (Interval(0.3, 0.5), 0.0, "level"),
-        (Interval(-0.1, 0.2), 0.5, "holds"), (Interval(0.2, math.inf), 0.0, "holds"),
-        (Interval(-0.2, math.inf), 0.0, "fails"),
+        (Interval(-0.1, 0.2), 0.5, "holds"), (Interval(0.2, math.inf), 0.0, "level"),
+        (Interval(-0.2, math.inf), 0.0, "level"), (Interval(math.inf, math.nan), 0.0, "holds"),
+        (Interval(-math.inf, math.inf), 0.5, "fails"), (Interval(math.nan, math.inf), 0.0, "fails"),
     ],
 )  # fmt: skip
 def test_verdicts(interval, margin, said):
+    """One run alone cannot tell, unless one of the sides failed."""
     assert intervals.verdict(interval, margin) == said
+    if interval.mean != -0.1:  # on par is also who is certainly worse by less than the margin, and no one else
+        assert intervals.on_par(interval, margin) == said
 
 
 def test_texts():

@@ -90,8 +90,8 @@ def test_seconds_to_a_target_that_was_never_reached_are_infinite():
     ],
 )
 def test_claims_follow_from_the_runs(learner, holds):
-    outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in EVERY.policies}
-    outcomes |= {"mqgrad": [learner]}
+    outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] * 2 for name in EVERY.policies}
+    outcomes |= {"mqgrad": [learner] * 2}
     told = {claim.claim: claim.holds for claim in evaluated.claims_of(outcomes, EVERY.fixed, "60mbit")}
     assert [holds for claim, holds in told.items() if claim.startswith("mqgrad: ")] == holds
     assert [holds for claim, holds in told.items() if claim.startswith(evaluated.CARRIED)] == [True, True]
@@ -99,6 +99,14 @@ def test_claims_follow_from_the_runs(learner, holds):
     table = evaluated.table(outcomes, "anywhere")
     assert [row[0] for row in table.rows] == list(EVERY.policies)
     assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_one_seed_decides_nothing_but_a_target_that_was_missed():
+    outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in EVERY.policies}
+    sooner, missed = outcome([0.5, 0.4, 0.3, 0.2, 0.1]), outcome([0.9] * 5)
+    for learner, verdict in ((sooner, "level"), (missed, "fails")):
+        claims = evaluated.claims_of(outcomes | {"mqgrad": [learner]}, EVERY.fixed, "60mbit")
+        assert [claim.verdict for claim in claims if claim.claim.startswith("mqgrad: reaches")] == [verdict]
 
 
 def test_another_knob_is_judged_by_its_own_fixed_levels():

@@ -23,8 +23,11 @@ def silent(text):
 
 
 def made_up_results(*given):
-    """Results of made-up runs: (rung, seconds between evaluated steps, scores, vNMSE), and their record."""
-    record = record_of(*(made_up(rung.spec, seconds, scores) for rung, seconds, scores, _ in given))
+    """Results of two made-up runs each, which agree: (rung, seconds between evaluated steps, scores, vNMSE), and their
+    record."""
+    record = record_of(
+        *(made_up(rung.spec, seconds, scores, seed=seed) for seed in (0, 1) for rung, seconds, scores, _ in given)
+    )
     errors = {rung.spec: (error, error) for rung, *_, error in given}
     return repro.results_of([rung for rung, *_ in given], record, errors), record
 
@@ -143,6 +146,9 @@ def test_who_leads_early_and_ends_lower_is_found():
     assert claim.verdict == "holds" and claim.measured == f"1 of 2 that lead: {CHUNKS.spec}"
     level = made_up_results((FP16, 4.0, slow, 0.0), (CHUNKS, 1.0, [*fast[:-1], 0.9], 0.4))
     assert verdicts(*level)[early] == "fails"
+    record = record_of(made_up(FP16.spec, 4.0, slow), made_up(CHUNKS.spec, 1.0, fast))
+    alone = repro.results_of([FP16, CHUNKS], record, {})
+    assert verdicts(alone, record)[early] == "level"  # one run does not tell how another would end
 
 
 def test_the_baseline_in_16_bits_of_computing_is_a_row_and_never_the_baseline():
@@ -178,9 +184,9 @@ def test_a_failed_run_is_the_last_and_is_shown():
 
 def test_growth_is_held_to_its_law():
     sent = {(PLAIN, 2): [1.0], (PLAIN, 8): [7.1], (CHUNKS, 2): [1.0], (CHUNKS, 8): [1.75]}
-    seconds = {(PLAIN, 2): [1.0], (PLAIN, 8): [3.0], (CHUNKS, 2): [1.0], (CHUNKS, 8): [2.0]}
+    seconds = {(PLAIN, 2): [1.0] * 2, (PLAIN, 8): [3.0] * 2, (CHUNKS, 2): [1.0] * 2, (CHUNKS, 8): [2.0] * 2}
     assert [claim.verdict for claim in costs.scaling_claims(sent, seconds, (2, 8))] == ["holds"] * 3
-    sent[PLAIN, 8], seconds[CHUNKS, 8] = [1.75], [4.0]
+    sent[PLAIN, 8], seconds[CHUNKS, 8] = [1.75], [4.0] * 2
     assert [claim.verdict for claim in costs.scaling_claims(sent, seconds, (2, 8))] == ["fails", "holds", "fails"]
 
 
@@ -212,7 +218,8 @@ def test_real_runs_from_start_to_end(monkeypatch):
     fp16, bf16 = record.runs[1:3]
     assert fp16.totals["bytes_sent"] == bf16.totals["bytes_sent"] and fp16.curve[-1].loss != bf16.curve[-1].loss
     found = Findings(1, silent)
-    repro._tell(record, (FP32, FP16, BF16, CHUNKS), {}, found)
+    repro.tell("images", record, (FP32, FP16, BF16, CHUNKS), {}, found)
+    assert found.reproduction.as_json()["records"] == {"images": record.as_json()}
     assert [row[1] for row in found.tables[0].rows] == [FP32.name, FP16.name, BF16.name, CHUNKS.name]
     assert any("computing in 16 bits" in claim.claim for claim in found.claims)
 
@@ -227,5 +234,5 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch):
     record = repro.train(TINY, None, (FP32, FP16), ("none",), 1, silent, stop)
     assert stop.stopped and len(record.runs) == 1
     found = Findings(1, silent)
-    repro._tell(record, (FP32, FP16), {}, found)
+    repro.tell("images", record, (FP32, FP16), {}, found)
     assert [row[1] for row in found.tables[0].rows] == ["fp16"]

@@ -58,7 +58,7 @@ def test_every_link_has_a_table_and_schemes_are_trained_once(monkeypatch):
     assert sum(plan.timed is None for plan in carried) == 4 and all(
         plan.network == "none" for plan in carried if plan.timed is None
     )
-    assert sum(plan.timed is not None for plan in carried) == 2 * 2 * timing.TURNS
+    assert sum(plan.timed is not None for plan in carried) == 3 * 2 * timing.TURNS  # the loopback's, too
     parts = record.by_network()
     assert [part.config["network"] for part in parts] == ["paced:1mbit", "paced:10mbit", "none"]
     ends = [part.runs[0].curve[-1].seconds for part in parts]

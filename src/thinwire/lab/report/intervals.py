@@ -61,11 +61,11 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 def verdict(difference: Interval, margin: float = 0.0) -> str:
     """Whether a difference is there, seen from above: "holds", "level" or "fails".
 
-    holds: the whole interval lies above -margin. fails: all of it lies below. level: the runs cannot tell. Of one run
-    the mean alone counts, for there is no interval.
+    holds: the whole interval lies above -margin. fails: all of it lies below. level: the runs cannot tell, and one run
+    alone never can; unless one of the two sides failed, which is infinitely worse.
     """
     if not math.isfinite(difference.half):
-        return "holds" if difference.mean >= -margin else "fails"
+        return _without_interval(difference)
     if difference.low >= -margin:
         return "holds"
     return "fails" if difference.high < -margin else "level"
@@ -75,6 +75,14 @@ def on_par(difference: Interval, margin: float) -> str:
     """Whether ours is as good as theirs: "fails" where the interval says that it is worse, by however little, unless it
     is certainly less than `margin`; "level" where the runs cannot tell.
     """
-    if not math.isfinite(difference.half) or difference.low >= -margin:
-        return "holds" if difference.mean >= -margin else "fails"
+    if not math.isfinite(difference.half):
+        return _without_interval(difference)
+    if difference.low >= -margin:
+        return "holds"
     return "fails" if difference.high < 0 else "level"
+
+
+def _without_interval(difference: Interval) -> str:
+    if math.isfinite(difference.mean):
+        return "level"
+    return "holds" if difference.mean > 0 else "fails"

@@ -1,8 +1,8 @@
 """Does it pay, here? One sentence for every row, from paired differences over seeds and their 95% intervals.
 
 Two questions: is the row at the target sooner than the baseline, and does it end as well? A difference counts when its
-interval leaves out zero. What lies within KEPT or WORTH of the baseline is level; what is neither is left open, and the
-sentence says so, for another number of seeds may decide it.
+interval leaves out zero. What lies within `kept` or WORTH of the baseline is level; what is neither is left open, and
+the sentence says so, for another number of seeds may decide it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import math
 from typing import TYPE_CHECKING
 
 from thinwire.lab.report.intervals import Interval, ratio
+from thinwire.lab.runs.curves import kept
 
 if TYPE_CHECKING:
     from thinwire.lab.report.table import SchemeRow
 
 WORTH = 1.1  # a scheme pays from this speed-up on: less is within what one machine's runs vary by
-KEPT_POINTS = 0.5  # an accuracy within this much (in percent) of the baseline's counts as the same
-KEPT_SHARE = 0.01  # the same for other metrics, as a share of the baseline's
 
 
 def verdict(row: SchemeRow, baseline: SchemeRow | None) -> str:
@@ -100,7 +99,7 @@ def _by_the_end(row: SchemeRow, baseline: SchemeRow, end: str) -> str:
 def ending(row: SchemeRow, baseline: SchemeRow) -> str:
     """How the final scores compare: "higher" (which is better), "level", "lower" or "open"."""
     assert row.difference is not None and baseline.score is not None
-    margin = KEPT_POINTS / 100 if row.metric == "accuracy" else KEPT_SHARE * abs(baseline.score)
+    margin = kept(row.metric, baseline.score)
     difference = row.difference
     if math.isnan(difference.mean):
         return "lower"

@@ -10,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from thinwire.lab.runs.record import Record
+
 Progress = Callable[[str], None]  # called with what is being measured, in words
 Plan = TypeVar("Plan", bound=Hashable)
 Outcome = TypeVar("Outcome")
@@ -98,10 +100,11 @@ class Findings:
     claims: list[Claim] = field(default_factory=list)
     tables: list[Listing] = field(default_factory=list)
     stop: Stoppable = field(default_factory=Stoppable)
+    records: dict[str, Record] = field(default_factory=dict)  # of the parts that compare: every run with its curve
 
     @property
     def reproduction(self) -> Reproduction:
-        return Reproduction(self.claims, self.tables, self.stop.stopped)
+        return Reproduction(self.claims, self.tables, self.stop.stopped, self.records)
 
 
 Part = Callable[[Findings], None]  # adds to what was found
@@ -124,6 +127,7 @@ class Reproduction:
     claims: Sequence[Claim]
     tables: Sequence[Listing]
     stopped: bool = False  # by Ctrl-C: only what was finished is here
+    records: Mapping[str, Record] = field(default_factory=dict)
 
     def show(self, name: str, console: Console) -> None:
         for listing in self.tables:
@@ -143,4 +147,7 @@ class Reproduction:
 
     def as_json(self) -> dict[str, Any]:
         claims = [{name: value for name, value in asdict(claim).items() if value is not None} for claim in self.claims]
-        return {"claims": claims, "tables": [asdict(listing) for listing in self.tables], "stopped": self.stopped}
+        return {
+            "claims": claims, "tables": [asdict(listing) for listing in self.tables], "stopped": self.stopped,
+            "records": {part: record.as_json() for part, record in self.records.items()},
+        }  # fmt: skip

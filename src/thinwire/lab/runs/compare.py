@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -64,7 +65,7 @@ def compare(
     """Run every task under every scheme, exchange and seed; show progress, then the table and the verdicts.
 
     schemes: compared over every exchange of their kind: schemes over allreduce and server, mixers over gossip. None:
-        the exchanges' defaults.
+        the exchanges' defaults. "qsgd(bits=4) every 8" is that row alone, whatever `every` says of the others.
     controllers: each of them also turns the knob of every scheme that has one, in runs of their own.
     every: steps between two exchanges, each in runs of their own; above 1, `LocalSteps` with the outer optimizer
         `outer`, for `longer` times as many steps. Where neither this nor schemes are given: 1, and one row of local
@@ -180,6 +181,9 @@ def carry_out(
 ) -> None:
     """Time a few steps on every link, then train; each run goes into the record as soon as it is whole.
 
+    Of several links the loopback is timed like the others, in turns: training may go on beside whatever else the
+    machine has to do, and links differ by nothing but themselves. Where it is the only one, training is its timing.
+
     watched: is given all that will be run, and makes who is told of it.
     """
     once = [plan for plan in plans if timing.timeless(plan)]
@@ -187,10 +191,10 @@ def carry_out(
     timings = [
         timing.timing(replace(plan, network=str(net)))
         for net in nets
-        if net.mode != "none"
+        if net.mode != "none" or len(nets) > 1
         for _ in range(timing.TURNS)
         for plan in once
-        if plan.seed == 0
+        if plan.seed == once[0].seed
     ]
     of_net = {str(net): net for net in nets}
     steps: dict[tuple[str, tuning.Row], list[Run]] = {}
@@ -260,6 +264,8 @@ def _fit_for_shards(
     """The schemes, or a choice of them, for a sharded model; ValueError for what it cannot have."""
     if tuple(exchanges) != ("allreduce",) or controllers or any(apart > 1 for apart in every):
         raise ValueError("--parallel fsdp is for --exchange allreduce, without controllers, in every step")
+    if any(rounds != (1,) for _, rounds in (_with_rounds(scheme, ()) for scheme in schemes)):
+        raise ValueError("--parallel fsdp exchanges in every step")
     biased = [scheme for scheme in schemes if local == 1 and not codec(scheme).unbiased]
     if biased:
         raise ValueError(
@@ -305,21 +311,25 @@ def _candidates(
     if not exchanges:
         raise ValueError("name at least one exchange")
     found: list[tuple[str, str, str | None, int]] = []
-    unmatched = list(schemes)
+    asked = [_with_rounds(scheme, every) for scheme in schemes]
+    unmatched = [scheme for scheme, _ in asked]
     for exchange in exchanges:
         topology = parse_topology(exchange)
-        fitting = [scheme for scheme in schemes or topology.defaults if topology.takes(scheme)]
+        rows = asked or [(scheme, tuple(every) or (1,)) for scheme in topology.defaults]
+        fitting = [(scheme, rounds) for scheme, rounds in rows if topology.takes(scheme)]
         if not fitting:
-            raise ValueError(misfit(schemes[0], exchange))
-        unmatched = [scheme for scheme in unmatched if scheme not in fitting]
-        for scheme in fitting:
+            raise ValueError(misfit(unmatched[0], exchange))
+        for scheme, rounds in fitting:
             topology.check(scheme, workers)
             steered = [c for c in controllers if topology.steered and parse(scheme).knob is not None]
-            found += [(exchange, scheme, by, apart) for by in (None, *steered) for apart in every or (1,)]
-        if any(apart > 1 for apart in every) and not topology.local_steps:
+            found += [(exchange, scheme, by, apart) for by in (None, *steered) for apart in rounds]
+        if any(apart > 1 for _, rounds in fitting for apart in rounds) and not topology.local_steps:
             raise ValueError(f"{exchange} exchanges in every step; --every above 1 needs allreduce or server")
+        known = [scheme for scheme, _ in fitting]
+        unmatched = [scheme for scheme in unmatched if scheme not in known]
     if unmatched:
         raise ValueError(misfit(unmatched[0], ", ".join(exchanges)))
+    _each_once("row", found)
     for controller in controllers:
         turned = [scheme for _, scheme, by, _ in found if by == controller]
         if not turned:
@@ -330,6 +340,16 @@ def _candidates(
         found.append(LOCAL)
     baseline = ("allreduce", curves.BASELINE, None, 1)
     return found if baseline in found else [baseline, *found]
+
+
+def _with_rounds(text: str, every: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """A scheme and the steps between its exchanges: its own, "qsgd(bits=4) every 8", or everybody's."""
+    own = re.fullmatch(r"(.*\S)\s+every\s+(\d+)", text.strip())
+    if own is None:
+        return text, tuple(every) or (1,)
+    if int(own[2]) < 1:
+        raise ValueError(f"every must be at least 1 step, got {text!r}")
+    return own[1], (int(own[2]),)
 
 
 def _each_once(name: str, given: Sequence[object]) -> None:

@@ -1,7 +1,8 @@
 """What curves of scores say: rolling means, when one meets a target, and the target that the baseline sets.
 
 A single evaluation can be lucky; the mean of WINDOW that follow each other has to be there. Between two of them the
-curve is taken to be straight.
+curve is taken to be straight. The baseline's own can be lucky, too: the target lies as far below it as counts as the
+same, or who ends level with it would be at it by the toss of a coin.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from thinwire.lab.runs.record import CurvePoint, Run, RunPlan
 
 WINDOW = 3  # evaluated steps
-HELD_AT = 0.9  # of its steps: what the baseline holds then is everybody's target
+HELD_AT = 0.9  # of its steps: what the baseline holds then, less what does not count, is everybody's target
+KEPT_POINTS = 0.5  # an accuracy within this much (in percent) of the baseline's counts as the same
+KEPT_SHARE = 0.01  # the same for other metrics, as a share of the baseline's
 BASELINE = "fp16"  # over allreduce, in every step
 
 
@@ -44,6 +47,11 @@ def held(run: Run) -> float | None:
     return rolling(early)[-1] if early else run.curve[-1].score if run.curve else None
 
 
+def kept(metric: str, score: float) -> float:
+    """How far from a baseline's score another may be and count as the same."""
+    return KEPT_POINTS / 100 if metric == "accuracy" else KEPT_SHARE * abs(score)
+
+
 def baseline_plan(plan: RunPlan) -> bool:
     """Whether it is what all others are held against."""
     found = (plan.scheme, plan.exchange, plan.every, plan.controller, plan.compute)
@@ -51,12 +59,13 @@ def baseline_plan(plan: RunPlan) -> bool:
 
 
 def set_targets(runs: Sequence[Run]) -> None:
-    """Give every run that has no target what the baseline of its own task, network and seed holds."""
-    found = {
-        (run.plan.task, run.plan.network, run.plan.seed): held(run)
-        for run in runs
-        if baseline_plan(run.plan) and run.reason is None
-    }
+    """Give every run that has no target what the baseline of its own task, network and seed holds, less `kept`."""
+    found: dict[tuple[str, str, int], float] = {}
+    for run in runs:
+        holds = held(run) if baseline_plan(run.plan) and run.reason is None else None
+        if holds is not None:
+            less = kept(run.metric, holds)
+            found[run.plan.task, run.plan.network, run.plan.seed] = holds - less if run.rising else holds + less
     for run in runs:
         if run.target is None:
             run.target = found.get((run.plan.task, run.plan.network, run.plan.seed))

@@ -131,7 +131,10 @@ class Record:
 
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(_without_nan(asdict(self)), indent=1, allow_nan=False) + "\n")
+        file.write_text(json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        return _without_nan(asdict(self))
 
     @classmethod
     def load(cls, file: Path) -> Record:

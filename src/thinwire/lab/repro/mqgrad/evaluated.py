@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from statistics import fmean, pstdev
 
 from thinwire.lab.report import intervals
-from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing, told
+from thinwire.lab.repro.claims import OURS, PAPER, Claim, Listing
 from thinwire.lab.repro.mqgrad.runs import WORKERS, ServedRun
 
 EXACT = "16 bit"  # gives target and seconds
@@ -129,7 +129,7 @@ def _reached(seconds: dict[str, list[float]], *names: str) -> tuple[list[float],
 def _above(gain: intervals.Interval) -> str:
     """Whether a difference is above nothing; none at all is not."""
     if not math.isfinite(gain.half):
-        return told(gain.mean > 0)
+        return intervals.verdict(gain)
     return "holds" if gain.low > 0 else "fails" if gain.high < 0 else "level"
 
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 from thinwire.gossip import graphs
 from thinwire.lab.report import intervals
 from thinwire.lab.report.intervals import Interval
-from thinwire.lab.report.verdicts import KEPT_POINTS
 from thinwire.lab.repro.claims import PAPER, Claim, Listing, Progress, Stoppable
 from thinwire.lab.repro.powergossip.equal_bytes import GRID
 from thinwire.lab.repro.powergossip.training import GossipRun
+from thinwire.lab.runs.curves import KEPT_POINTS
 from thinwire.lab.tasks.datasets import Dataset
 
 TUNING_SEED = 1000  # none of the seeds that count

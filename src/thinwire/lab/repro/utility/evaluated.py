@@ -202,11 +202,12 @@ def _early_claim(results: Sequence[RungResult], fp16: RungResult, at: str) -> Cl
         )
     ]
     lower = [each.rung.spec for each in leading if ends_lower(each)]
+    untold = bool(leading) and len(fp16.runs) < 2  # one run does not tell how another would end
     return Claim(
         f"{at}: some schemes lead early and end lower than fp16",
         f"{len(lower)} of {len(leading)} that lead" + (f": {', '.join(lower)}" if lower else ""),
         "at least one",
-        told(bool(lower)),
+        "level" if untold else told(bool(lower)),
         PAPER,
     )
 
