@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
@@ -111,7 +111,8 @@ class Steering:
     def _begin_decision(self, step: int, exchange: Exchange) -> None:
         observed, self._observed = self._observed, []
         made = len(self._taken)  # steps since the last decision, or since a resume
-        seconds, self._taken = median(self._taken), []
+        seconds, deviation = _middle(self._taken)
+        self._taken = []
         sent = exchange.transport.ledger.totals().get("bytes_sent", 0.0)
         nbytes, self._bytes = (sent - self._bytes) / made, sent
         taken, wondered = self.squares, self.wonders
@@ -130,6 +131,7 @@ class Steering:
                 math.nan if wondered is None else wondered, _ratio(squares["wondered"], squares["given"]),
                 exchange.workers, float(isinstance(self._turned, Scheme) and exchange.relays(self._turned)),
                 float(isinstance(self._turned, Scheme) and self._turned.remembers), squares["all products"] * per_step,
+                deviation,
             )  # fmt: skip
 
         lane = exchange.lane
@@ -254,6 +256,12 @@ def _nothing() -> dict[str, float | Tensor]:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole and part else math.nan
+
+
+def _middle(seconds: Sequence[float]) -> tuple[float, float]:
+    """The median, and the deviation as it would be of a normal distribution with this median distance from it."""
+    middle = median(seconds)
+    return middle, 1.4826 * median(abs(each - middle) for each in seconds)
 
 
 def _square(tensor: Tensor) -> Tensor:

@@ -318,7 +318,7 @@ def test_slopes_are_those_of_the_policy():
             controller = started("mqgrad")
             controller.decide(seen(level=4, loss=2.0, seconds=0.1, noise=(1.0, 0.6, 2, 0.7, 2, 0.0, 0.0, 0.6)))
             controller._learnt[at] += shift
-            found.append(controller._policy((2, 4, 8), 4, 2))
+            found.append(controller._policy((2, 4, 8), 2))
         for action in range(3):
             slope = (math.log(found[2][0][action]) - math.log(found[0][0][action])) / 2e-5
             assert found[1][1][action][at] == pytest.approx(slope, rel=1e-4, abs=1e-6)

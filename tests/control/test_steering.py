@@ -78,7 +78,7 @@ def test_a_learner_learns_where_it_runs_and_can_be_saved(function, servers, tmp_
     fresh = tw.control.MQGrad(levels_from=(2, 4, 8))
     fresh.start((2, 4, 8))
     assert saved["learnt"] != fresh.state_dict()["learnt"]
-    assert all(math.isfinite(each) for each in saved["noise"]) and len(saved["errors"]) == 3
+    assert all(math.isfinite(each) for each in saved["noise"]) and len(saved["errors"]) >= 2  # of the next, too
 
 
 def _policies(folder):

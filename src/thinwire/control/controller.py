@@ -35,19 +35,21 @@ class Observation:
     relayed: float = 0.0  # 1: the mean comes back encoded once more, at the same level
     owed: float = 0.0  # 1: what messages lose is sent later, by error feedback; the error is then what is owed by now
     product: float = math.nan  # of a worker's gradient and the group's mean, in those steps
+    seconds_deviation: float = math.nan  # of one step, by the middle of the distances from seconds_per_step
 
     def numbers(self) -> list[float]:
         return [
             float(self.step), self.level, self.seconds_per_step, self.bytes_per_step, self.gradient_norm,
             self.compression_error, self.given_square, self.mean_square, self.wondered_level, self.wondered_error,
-            float(self.workers), self.relayed, self.owed, self.product, *self.losses,
+            float(self.workers), self.relayed, self.owed, self.product,
+            self.seconds_deviation, *self.losses,
         ]  # fmt: skip
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Observation:
         step, *five = numbers[:6]
-        *noise, workers, relayed, owed, product = numbers[6:14]
-        known = (tuple(numbers[14:]), *noise, round(workers), relayed, owed, product)
+        *noise, workers, relayed, owed, product, deviation = numbers[6:15]
+        known = (tuple(numbers[15:]), *noise, round(workers), relayed, owed, product, deviation)
         return cls(round(step), *five, *known)  # type: ignore[call-arg]
 
     @property

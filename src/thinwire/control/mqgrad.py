@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from thinwire.control.controller import Controller, Observation, check_interval, chosen
+from thinwire.control.level_seconds import LevelSeconds
 from thinwire.core import randomness
 
 MOVES = (-1, 0, 1)  # one level fewer, the same, one more
@@ -49,8 +50,8 @@ class MQGrad(Controller):
 
     What a level's messages lose is measured at the level in use, and at the next ones in turn by a message that is
     not sent, and smoothed; where a scheme has none to spare, it follows from the levels that were measured, by a factor
-    of 4 per bit (for other knobs: as 1/level). A level that was never in use is taken to need as many seconds as the
-    first, so that it is tried once, or what the line through two others says. Losses fall as a power of time, so
+    of 4 per bit (for other knobs: as 1/level). Seconds are those of a line through all levels' steps, and off it as far
+    as a level's own steps can tell (see `LevelSeconds`). Losses fall as a power of time, so
     intervals grow with the run: what changes is seen as soon, in parts of the run, and deciding, which takes two
     messages, costs ever less. Draws depend on `seed` and the number of the decision only; but seconds are the clock's,
     so that no two runs need decide alike.
@@ -86,7 +87,7 @@ class MQGrad(Controller):
         self._decisions = 0
         self._signal = self._square = math.nan  # S and avg |g|^2, smoothed
         self._errors: dict[float, float] = {}  # by level, as last measured
-        self._seconds: dict[float, float] = {}  # a step, by level, smoothed
+        self._seconds = LevelSeconds(self.levels)
         self._last: tuple[list[float], float] | None = None  # of the last decision: d log pi / d parameters, the loss
         self._at = 0  # the step of that decision
         self._due = 0  # the step of the next one that is known
@@ -152,7 +153,7 @@ class MQGrad(Controller):
         moves = [move for move in MOVES if 0 <= place + move < len(self.levels)]
         if self._rising >= RISES and 1 in moves:
             moves, self._rising = [1], 0
-        odds, slopes = self._policy([self.levels[place + move] for move in moves], seen.level, seen.workers)
+        odds, slopes = self._policy([self.levels[place + move] for move in moves], seen.workers)
         draw = randomness.key(self.seed, self._decisions, "control.mqgrad") / 2**64
         action = next((at for at, edge in enumerate(_running(odds)) if draw < edge), len(moves) - 1)
         self._decisions += 1
@@ -167,14 +168,14 @@ class MQGrad(Controller):
         for level, found in ((seen.level, own), (seen.wondered_level, seen.wondered_error)):
             if level in self.levels and math.isfinite(found):
                 self._errors[level] = _smoothed(self._errors.get(level, math.nan), found, _ERROR_NEWS)
-        self._seconds[seen.level] = _smoothed(self._seconds.get(seen.level, math.nan), seen.seconds_per_step)
+        self._seconds.note(seen.level, seen.step - self._at, seen.seconds_per_step, seen.seconds_deviation)
         if math.isfinite(seen.given_square) and math.isfinite(seen.product) and n > 1:
             late = self._errors.get(seen.level, 0.0) if seen.owed else 0.0
             signal = (n * seen.product - (1 - late) * seen.given_square) / (n - 1 + late)
             self._square = _smoothed(self._square, seen.given_square)
             self._signal = _smoothed(self._signal, signal)
 
-    def _policy(self, levels: Sequence[float], level: float, workers: int) -> tuple[list[float], list[list[float]]]:
+    def _policy(self, levels: Sequence[float], workers: int) -> tuple[list[float], list[list[float]]]:
         """pi over these levels to go to, and for each the slopes of its log by log kappa and by log temperature."""
         noise = [self._noise(each, workers) for each in levels]
         allowed = [each <= DROWNED for _, each in noise]
@@ -183,7 +184,7 @@ class MQGrad(Controller):
         scores, more = [], []
         for each, (whole, _) in zip(levels, noise, strict=True):
             steps = 1 + self.kappa * whole + self._delay(each)
-            scores.append(-math.log(self._step_seconds(each, level) * steps) / self.temperature)
+            scores.append(-math.log(self._seconds.of(each) * steps) / self.temperature)
             more.append(-self.kappa * whole / steps / self.temperature)
         highest = max(score for score, may in zip(scores, allowed, strict=True) if may)
         raw = [math.exp(score - highest) if may else 0.0 for score, may in zip(scores, allowed, strict=True)]
@@ -215,18 +216,6 @@ class MQGrad(Controller):
         near = min(self._errors, key=lambda known: abs(math.log(known / level)))
         return self._errors[near] * (4.0 ** (near - level) if self.knob == "bits" else near / level)
 
-    def _step_seconds(self, level: float, here: float) -> float:
-        """Measured; on the line through the two nearest levels that were; or, to be tried once, as here."""
-        known = self._seconds.get(level)
-        if known is not None:
-            return known
-        near = sorted(self._seconds, key=lambda each: abs(each - level))[:2]
-        if len(near) < 2:
-            return self._seconds[here]
-        a, b = near
-        slope = (self._seconds[b] - self._seconds[a]) / (b - a)
-        return max(self._seconds[a] + slope * (level - a), 0.5 * self._seconds[a])
-
     def _learn(self, slopes: Sequence[float], drop: float, seconds: float) -> None:
         first, run, fallen, spread = self._spent
         if not run:  # the first interval also held what starting takes: count it as long as the second
@@ -253,7 +242,7 @@ class MQGrad(Controller):
             "decisions": self._decisions,
             "noise": [self._signal, self._square],
             "errors": [list(each) for each in self._errors.items()],
-            "seconds": [list(each) for each in self._seconds.items()],
+            "seconds": self._seconds.state(),
             "last": None if self._last is None else [*self._last[0], self._last[1]],
             "at": self._at,
             "spent": list(self._spent),
@@ -272,7 +261,7 @@ class MQGrad(Controller):
         self._decisions, self._rising = int(state["decisions"]), int(state["rising"])
         self._signal, self._square = (float(each) for each in state["noise"])
         self._errors = {float(level): float(error) for level, error in state["errors"]}
-        self._seconds = {float(level): float(each) for level, each in state["seconds"]}
+        self._seconds.load(state["seconds"])
         self._last = None if last is None else ([float(last[0]), float(last[1])], float(last[2]))
         self._loss = float(state.get("loss", math.nan))
         self._at = int(state.get("at", self._decisions * self.interval))  # it was always that
