@@ -96,7 +96,9 @@ def compare_schemes(
     ] = NETWORKS,
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="First find every row's learning rate by validation examples: 10 runs a row."),
+        typer.Option(
+            "--tune", help="First find every row's learning rate by validation examples: 6 runs a row, or more."
+        ),
     ] = False,
     seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows means, verdicts have intervals.")] = 3,
     workers: Annotated[

@@ -74,3 +74,14 @@ def test_a_state_from_before_there_were_weights_is_taken():
     seconds = LevelSeconds(LEVELS)
     seconds.load([[2.0, 0.5], [4.0, 0.7]])
     assert (seconds.of(2), seconds.of(4)) == (0.5, 0.7)
+
+
+@pytest.mark.parametrize(
+    "state", [[[math.nan]], [[0.1], [2.0, 0.0, 1.0]], [[0.1], [2.0, 1.0, math.inf]], [["x"]], [[0.1], [2.0, -1.0]]]
+)
+def test_what_is_no_state_is_refused_and_nothing_is_lost(state):
+    seconds = LevelSeconds(LEVELS)
+    seconds.note(2, 10, 1.0, 0.1)
+    with pytest.raises(ValueError):
+        seconds.load(state)
+    assert seconds.of(2) == 1.0

@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -19,7 +20,7 @@ from thinwire.lab.tasks.tasks import load_task
 def test_the_baseline_is_first_and_no_test_example_is_looked_at():
     plans = [RunPlan("mlp", scheme, seed) for seed in (0, 1) for scheme in ("qsgd", "fp16")]
     trials = tune.tuning(plans)
-    assert len(trials) == 2 * len(tune.GRID) * len(tune.SEEDS) and trials[0].scheme == "fp16"
+    assert len(trials) == 2 * len(tune.MIDDLE) * len(tune.SEEDS) and trials[0].scheme == "fp16"
     assert not any(trial.tested for trial in trials)
     assert {trial.seed for trial in trials} == set(tune.SEEDS) and min(tune.SEEDS) >= 10
 
@@ -34,6 +35,19 @@ def test_the_best_rate_is_chosen_and_an_edge_is_named():
     assert row([0.7, 0.8, 0.9]).rate == 2.0 and row([0.7, 0.8, 0.9]).at_the_edge
     assert row([0.7, 0.8, 0.9], rising=False).rate == 0.5
     assert row([0.8, 0.8, 0.8]).rate == 1.0
+
+
+@pytest.mark.parametrize("best", tune.GRID)
+def test_a_row_climbs_to_its_best_rate_and_no_further(best):
+    plans, found, runs, rounds = [RunPlan("mlp", "fp16", 0)], [], [], 0
+    while trials := tune.tuning(plans, found):
+        scores = [0.9 - 0.1 * abs(math.log(trial.rate / best)) for trial in trials]
+        runs += [replace(made_up("fp16", 1.0, [s] * 3), plan=trial) for s, trial in zip(scores, trials, strict=True)]
+        found, rounds = tune.tuned(runs), rounds + 1
+    [row] = found
+    assert row.rate == best and row.at_the_edge == (best in (tune.GRID[0], tune.GRID[-1]))
+    assert len(runs) == len(set(run.plan for run in runs)) == len(tune.SEEDS) * len(row.scores)
+    assert rounds == 1 + len(row.scores) - len(tune.MIDDLE)
 
 
 def test_every_row_is_compared_at_its_own_rate(monkeypatch):

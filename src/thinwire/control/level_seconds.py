@@ -56,10 +56,15 @@ class LevelSeconds:
         return [[self._varies], *([level, *known] for level, known in self._known.items())]
 
     def load(self, state: Sequence[Sequence[float]]) -> None:
-        """Of a state from before there were weights, too."""
-        [self._varies] = next((entry for entry in state if len(entry) == 1), [0.0])
-        known = [entry for entry in state if len(entry) > 1]
-        self._known = {level: (weight[0] if weight else 1.0, mean) for level, *weight, mean in known}
+        """Of a state from before there were weights, too. ValueError for what is none."""
+        entries = [[float(each) for each in entry] for entry in state]
+        varies = entries.pop(0)[0] if entries and len(entries[0]) == 1 else 0.0
+        known = {entry[0]: (entry[1] if len(entry) == 3 else 1.0, entry[-1]) for entry in entries}
+        if not all(0 <= each < math.inf for each in (varies, *(mean for _, mean in known.values()))) or not all(
+            0 < weight < math.inf for weight, _ in known.values()
+        ):
+            raise ValueError(f"these are no seconds by level: {state!r}")
+        self._varies, self._known = varies, known
 
 
 _FADE = 0.9  # of steps, per decision

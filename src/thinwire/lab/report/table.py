@@ -206,6 +206,8 @@ def tuning_table(found: Sequence[Tuned]) -> Table:
     for each in found:
         cells = [
             Text(score_text(each.metric, each.scores[rate], short=True), style="bold" if rate == each.rate else "")
+            if rate in each.scores
+            else Text()
             for rate in grid
         ]
         table.add_row(_broken(each.row[2]), *cells, f"{each.rate:g}x" + (", the edge" if each.at_the_edge else ""))

@@ -159,13 +159,14 @@ def _finish(
 
 def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
     """The plans, each at the best rate of its row."""
-    trials = tuning.tuning(plans)
     runs: list[Run] = []
-    with LiveTable(trials, console) as live:
-        for trial in trials:
-            runs.append(_execute(trial, None, live))
-            live.finished(runs[-1])
-    found = tuning.tuned(runs)
+    found: list[tuning.Tuned] = []
+    while trials := tuning.tuning(plans, found):
+        with LiveTable(trials, console) as live:
+            for trial in trials:
+                runs.append(_execute(trial, None, live))
+                live.finished(runs[-1])
+        found = tuning.tuned(runs)
     console.print(table.tuning_table(found))
     console.print()
     best = {each.row: each.rate for each in found}

@@ -1,4 +1,8 @@
-"""`compare --tune`: every row's own learning rate, from one grid, by validation examples; none of the test."""
+"""`compare --tune`: every row's own learning rate, from one grid, by validation examples; none of the test.
+
+A row begins with the middle of the grid and climbs: as long as the best of what was tried is at its end, the next rate
+beyond it is tried. So six runs a row are enough where the task's own rate is about right, and none is wasted far off.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from thinwire.lab.runs import curves
 from thinwire.lab.runs.record import Run, RunPlan
 from thinwire.lab.runs.timing import training
 
-GRID = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the task's own rate
+GRID = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # times the task's own rate
+MIDDLE = (0.5, 1.0, 2.0)  # which everybody tries
 SEEDS = (1000, 1001)  # none that anything is evaluated on
 
 Row = tuple[str, str, str]  # task, exchange, name of the plan
@@ -43,16 +48,35 @@ class Tuned:
 
     @property
     def at_the_edge(self) -> bool:
-        """A still better rate may lie beyond the grid."""
+        """A still better rate may lie beyond what was tried."""
         return self.rate in (min(self.scores), max(self.scores))
 
+    @property
+    def beyond(self) -> float | None:
+        """The rate to try next; None: the best one is known."""
+        at = GRID.index(self.rate)
+        further = GRID[max(0, at - 1) : at + 2]
+        return next((rate for rate in further if rate not in self.scores), None)
 
-def tuning(plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """The runs that find rates for the rows of `plans`: the baseline's first, then everybody else's."""
+
+def tuning(plans: Sequence[RunPlan], found: Sequence[Tuned] = ()) -> list[RunPlan]:
+    """The next runs towards the best rates of the rows of `plans`, the baseline's first; none: they are found.
+
+    found: what is known by now.
+    """
+    known = {each.row: each for each in found}
     rows = {row_of(plan): plan for plan in plans}
     first = sorted(rows.values(), key=lambda plan: not curves.baseline_plan(plan))
+
+    def rates(plan: RunPlan) -> tuple[float, ...]:
+        so_far = known.get(row_of(plan))
+        return MIDDLE if so_far is None else () if so_far.beyond is None else (so_far.beyond,)
+
     return [
-        replace(training(plan), seed=seed, rate=rate, tested=False) for plan in first for seed in SEEDS for rate in GRID
+        replace(training(plan), seed=seed, rate=rate, tested=False)
+        for plan in first
+        for rate in rates(plan)
+        for seed in SEEDS
     ]
 
 
