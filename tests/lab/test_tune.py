@@ -46,7 +46,7 @@ def test_a_row_climbs_to_its_best_rate_and_no_further(best):
         found, rounds = tune.tuned(runs), rounds + 1
     [row] = found
     assert row.rate == best and row.at_the_edge == (best in (tune.GRID[0], tune.GRID[-1]))
-    assert len(runs) == len(set(run.plan for run in runs)) == len(tune.SEEDS) * len(row.scores)
+    assert len(runs) == len({(run.plan.seed, run.plan.rate) for run in runs}) == len(tune.SEEDS) * len(row.scores)
     assert rounds == 1 + len(row.scores) - len(tune.MIDDLE)
 
 
