@@ -71,14 +71,14 @@ def test_all_workers_change_level_at_the_same_step(function, servers):
 
 @pytest.mark.parametrize(("function", "servers"), [(_reduced, 0), (_served, 1)])
 def test_a_learner_learns_where_it_runs_and_can_be_saved(function, servers, tmp_path):
-    spec = "mqgrad(interval=2, levels_from=(2, 4, 8))"
+    spec = "mqgrad(interval=2, levels_from=(2, 4))"
     run_world(function, servers + 2, spec, 12, str(tmp_path))
     saved = torch.load(tmp_path / "policy", weights_only=True)
     assert saved["decisions"] == 6
-    fresh = tw.control.MQGrad(levels_from=(2, 4, 8))
-    fresh.start((2, 4, 8))
+    fresh = tw.control.MQGrad(levels_from=(2, 4))
+    fresh.start((2, 4))
     assert saved["learnt"] != fresh.state_dict()["learnt"]
-    assert all(math.isfinite(each) for each in saved["noise"]) and len(saved["errors"]) >= 2  # of the next, too
+    assert all(math.isfinite(each) for each in saved["noise"]) and len(saved["errors"]) == 2
 
 
 def _policies(folder):
