@@ -27,6 +27,7 @@ from thinwire.core.bucket import Bucket
 from thinwire.core.memory import Memory
 from thinwire.core.request import Max, Sum
 from thinwire.core.scheme import Codec, Conversation, Knob, Scheme, Wrapper, innermost
+from thinwire.core.sketch import sketch
 from thinwire.exchange.exchange import Exchange, drive
 from thinwire.exchange.lane import Job
 
@@ -34,6 +35,7 @@ FORMAT = 2  # 1: only rank 0, or the first server, knew what the controller had 
 # Squares of norms: in the last step before a decision; in all steps that are listened to, and the product of what was
 # given and the mean; of a message that is not sent.
 _SQUARES = ("mean", "given", "lost", "all given", "all means", "all products", "wondered")
+_SKETCH = 256  # numbers for what all owe, and as many for what all were given: errors within a tenth
 _UNSAID = 1 << 20  # scratch of its own, beside that of a request's parts
 
 
@@ -65,6 +67,9 @@ class Steering:
         self._heard = 0  # steps that were listened to since the last decision
         self.wonders: float | None = None  # a level whose error to measure in it, too
         self.squares: dict[str, float | Tensor] = _nothing()
+        # Where errors are owed, and matter: of what is owed after the last step before a decision, and of its gradient.
+        self.sketched = self.controller.needs_noise and isinstance(turned, Scheme) and turned.remembers
+        self.sketches: dict[str, Tensor] = {}
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
         self._began = time.perf_counter()
@@ -116,7 +121,7 @@ class Steering:
         sent = exchange.transport.ledger.totals().get("bytes_sent", 0.0)
         nbytes, self._bytes = (sent - self._bytes) / made, sent
         taken, wondered = self.squares, self.wonders
-        self.squares = _nothing()
+        sketches, self.squares, self.sketches = self.sketches, _nothing(), {}
         heard, self._heard = self._heard, 0
 
         def see() -> Observation:
@@ -137,15 +142,24 @@ class Steering:
         lane = exchange.lane
         assert lane is not None
         self._job = lane.submit(
-            lambda scratch: drive(self._decide(see, exchange), exchange, scratch), last=True, done=lambda error: None
-        )
+            lambda scratch: drive(self._decide(see, sketches, exchange), exchange, scratch), last=True,
+            done=lambda error: None,
+        )  # fmt: skip
 
-    def _decide(self, see: Callable[[], Observation], exchange: Exchange) -> Conversation:
+    def _decide(
+        self, see: Callable[[], Observation], sketches: Mapping[str, Tensor], exchange: Exchange
+    ) -> Conversation:
         numbers = torch.tensor(see().numbers(), dtype=torch.float64, device=exchange.device)
         known = ~numbers.isnan()
-        total, count = (yield Sum(torch.cat([numbers.where(known, 0.0), known.to(numbers.dtype)]))).chunk(2)
+        sums = [numbers.where(known, 0.0), known.to(numbers.dtype)]
+        if self.sketched:
+            sums += [sketches.get(name, numbers.new_zeros(_SKETCH)).to(numbers.device) for name in ("lost", "given")]
+        total, count, *vectors = (yield Sum(torch.cat(sums))).split(list(map(len, sums)))
+        seen = Observation.of((total / count).tolist())
+        if self.sketched:
+            seen = replace(seen, compression_error=_ratio(*(float(_square(vector)) for vector in vectors)))
         with exchange.transport.ledger.timed("controller_seconds"):
-            level = self.controller.decide(Observation.of((total / count).tolist()))
+            level = self.controller.decide(seen)
         agreed = yield Max(torch.tensor([level], dtype=torch.float64, device=exchange.device))
         self.level = float(agreed)
         return agreed
@@ -228,11 +242,13 @@ class Measured(Wrapper):
         flat = bucket.flat
         lost = bucket.room("measured-lost") if bucket.spare is None else bucket.layout.clear_gaps(bucket.spare)
         given, heard = _square(flat), self._given(bucket) if self.steering.listens else None
+        self._sketch("given", flat)
         inner = innermost(self.scheme)
         if self.steering.wonders is not None and isinstance(inner, Codec):
             self._add(("wondered", _square(_unsaid(inner, bucket, self.steering.wonders))))
         mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
         self._add(("given", given), ("mean", _square(mean)), ("lost", _square(lost)))
+        self._sketch("lost", lost)
         if heard is not None:
             self._hear(heard, mean)
         return mean
@@ -240,6 +256,14 @@ class Measured(Wrapper):
     def _add(self, *squares: tuple[str, Tensor]) -> None:
         for key, square in squares:
             self.steering.squares[key] += square
+
+    def _sketch(self, name: str, vector: Tensor) -> None:
+        """For the mean of all workers': what they owe each other comes to nothing in it, and may be most of what each
+        of them keeps.
+        """
+        if self.steering.sketched:
+            before = self.steering.sketches.get(name, 0.0)
+            self.steering.sketches[name] = before + sketch(vector, _SKETCH)
 
 
 def _unsaid(codec: Codec, bucket: Bucket, level: float) -> Tensor:

@@ -331,6 +331,10 @@ def test_errors_of_levels_that_nobody_measured_follow_from_the_knob(knob, expect
     controller.knob = knob
     controller.decide(seen(level=4))
     assert controller._error(8) == pytest.approx(expected) and controller._error(4) == 0.1
+    controller._owed, controller._errors = 1.0, {4: 0.75, 16: 0.01}
+    owed = {level: controller._error(level) / (1 - controller._error(level)) for level in (2, 4, 8)}
+    factor = 16 if knob == "bits" else 2
+    assert owed == pytest.approx({2: 3 * factor, 4: 3, 8: 3 / factor**2 if knob == "bits" else 3 / factor})
 
 
 def test_a_rate_of_zero_learns_nothing():

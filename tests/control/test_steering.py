@@ -147,6 +147,27 @@ def test_a_learner_knows_whether_what_is_lost_comes_later():
     assert (lost, never) == (0, 0) and noise > 0
 
 
+def _owing_each_other():
+    """The errors that the learner knows of, where the mean is of rank one and all else cancels in it."""
+    rank = dist.get_rank()
+    about = {"controller": "mqgrad(interval=10, rate=0, levels_from=(2, 4))", "feedback": True, "exempt": ()}
+    always = torch.outer(*torch.randn(2, 64, generator=torch.Generator().manual_seed(7)))
+    with Reducer({"x": always}, "powersgd", dist.group.WORLD, **about) as reducer:
+        shared = torch.Generator().manual_seed(8)
+        for _ in range(40):
+            apart = 3 * torch.randn(64, 64, generator=shared)
+            reducer.reduce({"x": always + (apart if rank else -apart)})
+            reducer.observe(1.0)
+        reducer.steering.settle()
+        return reducer.steering.controller._errors
+
+
+def test_what_workers_owe_each_other_is_no_delay():
+    """Every worker keeps all in which it ever differed from the mean, which itself lacks nothing."""
+    errors, others = run_world(_owing_each_other, 2)
+    assert errors == others and errors and max(errors.values()) < 1e-6
+
+
 def _signal(feedback, scheme):
     """What the learner takes for the signal, where it is known: |x|^2 = 4096, in noise four times as large."""
     rank, elements = dist.get_rank(), 4096

@@ -42,6 +42,24 @@ def test_the_first_that_fails_is_the_reason_with_its_traceback():
     assert multiprocessing.active_children() == []
 
 
+def _divided(ten, by):
+    return os.getpid(), ten // by
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5, None])
+def test_jobs_are_shared_out_and_told_as_they_end(processes):
+    found = {}
+    jobs = [(torch.tensor(10), by) for by in (1, 2, 5)]
+    launch.share_out(_divided, jobs, found.__setitem__, processes=processes)
+    assert {number: int(result) for number, (_, result) in found.items()} == {0: 10, 1: 5, 2: 2}
+    pids = {pid for pid, *_ in found.values()}
+    assert (pids == {os.getpid()}) == (processes == 1) and len(pids) == min(3, processes or os.cpu_count())
+    launch.share_out(_divided, [], found.__setitem__, processes=processes)
+    with pytest.raises((RuntimeError, ZeroDivisionError), match=r"ZeroDivisionError|zero"):
+        launch.share_out(_divided, [(10, 5), (10, 0)], found.__setitem__, processes=processes)
+    assert multiprocessing.active_children() == []
+
+
 def _killed(place):
     if place.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)

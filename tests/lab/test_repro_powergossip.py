@@ -165,7 +165,7 @@ class MadeUp:
 
 def test_every_peer_is_tuned_and_compared():
     claims = []
-    trained, *chosen = evaluated.tables(MadeUp(), evaluated.tuned(), 2, claims, silent, Stoppable())
+    trained, *chosen = evaluated.tables(MadeUp(), evaluated.tuned(), 2, claims, silent, Stoppable(), processes=1)
     rows = {row[0]: row[1:] for row in trained.rows}
     assert list(rows) == [
         "all-reduce",
@@ -195,15 +195,25 @@ def test_every_peer_is_tuned_and_compared():
 def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_own():
     claims = []
     training = MadeUp(skew=0.0)
-    trained, _ = evaluated.tables(training, evaluated.untuned(), 1, claims, silent, Stoppable())
+    trained, _ = evaluated.tables(training, evaluated.untuned(), 1, claims, silent, Stoppable(), processes=1)
     assert len(trained.rows) == 2 + 2 + 3 and len(claims) == 2 * (1 + 3)
-    trained, *chosen = evaluated.tables(training, evaluated.of_the_authors(), 1, claims, silent, Stoppable())
+    trained, *chosen = evaluated.tables(
+        training, evaluated.of_the_authors(), 1, claims, silent, Stoppable(), processes=1
+    )
     assert len(trained.rows) == 2 + 2 + 3 and chosen[1].columns[1] == "step 0.45, rate 1.4x"
+
+
+def test_several_at_once_find_the_same():
+    """And what they are is said as each ends."""
+    said, alone = [], evaluated.tables(MadeUp(), evaluated.tuned(), 2, [], silent, Stoppable(), processes=1)
+    assert evaluated.tables(MadeUp(), evaluated.tuned(), 2, [], said.append, Stoppable(), processes=2) == alone
+    assert said[0].endswith("tuning D-PSGD, rate 0.5x, and 1 more") and len(said) == 3 + (2 + 18 + 20)
+    assert "training, a made-up network, label-skewed shards: D-PSGD, seed 1: 85.00%, " in "\n".join(said)
 
 
 def test_what_is_stopped_tells_what_is_finished():
     claims, stop = [], Stoppable()
-    trained, *_ = evaluated.tables(MadeUp(left=2 + 4), evaluated.untuned(), 3, claims, silent, stop)
+    trained, *_ = evaluated.tables(MadeUp(left=2 + 4), evaluated.untuned(), 3, claims, silent, stop, processes=1)
     assert stop.stopped and ", 1 seeds," in trained.title
     assert [row[0] for row in trained.rows] == ["all-reduce", "D-PSGD", *evaluated.POWER]
     assert [claim.claim.split(",")[0] for claim in claims] == ["PowerGossip"] * 2

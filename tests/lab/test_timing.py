@@ -58,12 +58,28 @@ def test_every_link_has_a_table_and_schemes_are_trained_once(monkeypatch):
     assert sum(plan.timed is None for plan in carried) == 4 and all(
         plan.network == "none" for plan in carried if plan.timed is None
     )
-    assert sum(plan.timed is not None for plan in carried) == 3 * 2 * timing.TURNS  # the loopback's, too
+    assert sum(plan.timed is not None for plan in carried) == 3 * 2 * 2  # the loopback's, too
     parts = record.by_network()
     assert [part.config["network"] for part in parts] == ["paced:1mbit", "paced:10mbit", "none"]
     ends = [part.runs[0].curve[-1].seconds for part in parts]
     assert ends == pytest.approx([16.0, 8.0, 4.0])
     assert all(run.target is not None for run in record.runs)
+
+
+@pytest.mark.parametrize(("seeds", "turns"), [(1, timing.TURNS), (3, 1)])
+def test_a_runs_seconds_are_its_own(seeds, turns, monkeypatch):
+    """What the clock varies by from seed to seed is in the intervals; a lone seed is timed more than once."""
+    timed = []
+
+    def fake(plan, links, on_point):
+        timed.extend([plan.seed] * (plan.timed is not None))
+        seconds = 1.0 + plan.seed if plan.timed else 100.0
+        return replace(made_up(plan.scheme, seconds, [0.5, 0.7, 0.8, 0.9], seed=plan.seed, target=None), plan=plan)
+
+    monkeypatch.setattr(module, "execute", fake)
+    record = compare(["regression"], ["fp16"], network="paced:1mbit", seeds=seeds, workers=2)
+    assert timed == [seed for seed in range(seeds) for _ in range(turns)]
+    assert [run.curve[-1].seconds for run in record.runs] == pytest.approx([4.0 * (1 + seed) for seed in range(seeds)])
 
 
 def test_what_the_clock_decides_is_trained_on_every_link():

@@ -22,7 +22,8 @@ class Observation:
     seconds_per_step: float  # in the middle of the interval's steps: an evaluation between two is not a step
     bytes_per_step: float  # that left a worker
     gradient_norm: float  # of the group's mean, in the last step
-    # |what a worker's message lost|^2 / |what it was to hold|^2 in the last step; NaN: unknown
+    # |what a worker's message lost|^2 / |what it was to hold|^2 in the last step; NaN: unknown. Where it is `owed`, and
+    # for controllers that need the noise: |the mean of what all owe|^2 / |the mean of their gradients|^2.
     compression_error: float
     losses: tuple[float, ...]  # the mean loss of each of the last WINDOW intervals, newest last; NaN where unknown
     # For controllers that need the noise: |a worker's gradient|^2 and |the group's mean|^2, mean over the steps that

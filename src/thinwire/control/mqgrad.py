@@ -50,8 +50,9 @@ class MQGrad(Controller):
 
     What a level's messages lose is measured at the level in use, and at the next ones in turn by a message that is
     not sent, and smoothed; where a scheme has none to spare, it follows from the levels that were measured, by a factor
-    of 4 per bit (for other knobs: as 1/level). Seconds are those of a line through all levels' steps, and off it as far
-    as a level's own steps can tell (see `LevelSeconds`). Losses fall as a power of time, so
+    of 4 per bit (for other knobs: as 1/level). Under error feedback what is owed at the level in use is measured, and
+    that of all workers' mean: what they owe each other delays nothing. Seconds are those of a line through all levels'
+    steps, and off it as far as a level's own steps can tell (see `LevelSeconds`). Losses fall as a power of time, so
     intervals grow with the run: what changes is seen as soon, in parts of the run, and deciding, which takes two
     messages, costs ever less. Draws depend on `seed` and the number of the decision only; but seconds are the clock's,
     so that no two runs need decide alike.
@@ -214,7 +215,11 @@ class MQGrad(Controller):
         if level in self._errors or not self._errors:
             return self._errors.get(level, 0.0)
         near = min(self._errors, key=lambda known: abs(math.log(known / level)))
-        return self._errors[near] * (4.0 ** (near - level) if self.knob == "bits" else near / level)
+        factor = 4.0 ** (near - level) if self.knob == "bits" else near / level
+        error = self._errors[near]
+        if self._owed and error < 1:  # what is owed, e/(1 - e), is that many times as much
+            return factor * error / (1 - error + factor * error)
+        return factor * error
 
     def _learn(self, slopes: Sequence[float], drop: float, seconds: float) -> None:
         first, run, fallen, spread = self._spent

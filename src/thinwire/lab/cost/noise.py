@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thinwire.core.partition import small
 from thinwire.core.scheme import Codec
+from thinwire.core.sketch import sketch
 from thinwire.exchange.exchange import CPU
 from thinwire.exchange.objects import all_gather_objects, device_of
 from thinwire.exchange.simulation import Simulation
@@ -68,22 +69,12 @@ def measure(local: Mapping[str, Tensor], group: dist.ProcessGroup, device: torch
     """
     flat = torch.cat([tensor.reshape(-1).float() for tensor in local.values()])
     workers = dist.get_world_size(group)
-    mean = _sketch(flat).to(device_of(group, device))
+    mean = sketch(flat, SKETCH).to(device_of(group, device))
     dist.all_reduce(mean, group=group)
     each = sum(all_gather_objects(flat.double().square().sum().item(), group, device)) / workers
-    together = (mean / workers).double().square().sum().item()
+    together = (mean / workers).square().sum().item()
     signal = (workers * together - each) / (workers - 1)
     return Gradients(workers, each, max(signal, 0.01 * each))  # what is all noise has no measurable signal
-
-
-def _sketch(flat: Tensor) -> Tensor:
-    """Sums of elements with random signs, the same on every worker."""
-    generator = torch.Generator().manual_seed(0)
-    padded = torch.zeros(-(-flat.numel() // SKETCH) * SKETCH)
-    padded[: flat.numel()] = flat
-    rows = padded.view(-1, SKETCH)
-    signs = torch.randint(0, 2, rows.shape, generator=generator, dtype=torch.int8)
-    return (rows * (2 * signs - 1)).sum(0)
 
 
 def sample(local: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -180,33 +180,34 @@ def carry_out(
     json: Path | None,
     watched: Callable[[Sequence[RunPlan]], AbstractContextManager[Watcher]],
 ) -> None:
-    """Time a few steps on every link, then train; each run goes into the record as soon as it is whole.
+    """Time a few steps of every run on every link, then train; each goes into the record as soon as it is whole.
 
-    Of several links the loopback is timed like the others, in turns: training may go on beside whatever else the
-    machine has to do, and links differ by nothing but themselves. Where it is the only one, training is its timing.
+    A run's seconds are its own, so that intervals over seeds hold what the clock varies by, too. Of several links the
+    loopback is timed like the others, in turns: training may go on beside whatever else the machine has to do, and
+    links differ by nothing but themselves. Where it is the only one, training is its timing.
 
     watched: is given all that will be run, and makes who is told of it.
     """
     once = [plan for plan in plans if timing.timeless(plan)]
+    turns = -(-timing.TURNS // max(1, len({plan.seed for plan in once})))
     always = [replace(plan, network=str(net)) for net in nets for plan in plans if not timing.timeless(plan)]
     timings = [
         timing.timing(replace(plan, network=str(net)))
         for net in nets
         if net.mode != "none" or len(nets) > 1
-        for _ in range(timing.TURNS)
+        for _ in range(turns)
         for plan in once
-        if plan.seed == once[0].seed
     ]
     of_net = {str(net): net for net in nets}
-    steps: dict[tuple[str, tuning.Row], list[Run]] = {}
+    steps: dict[tuple[str, tuning.Row, int], list[Run]] = {}
     with watched([*timings, *once, *always]) as live:
         for run in _on_links(timings, of_net, live):
-            steps.setdefault((run.plan.network, tuning.row_of(run.plan)), []).append(run)
+            steps.setdefault((run.plan.network, tuning.row_of(run.plan), run.plan.seed), []).append(run)
             live.finished(run)
         for plan in once:
             trained = _execute(plan, None, live)
             for name in of_net:
-                timed = steps.get((name, tuning.row_of(plan)))
+                timed = steps.get((name, tuning.row_of(plan), plan.seed))
                 record.runs.append(timing.composed(trained, timed) if timed else trained)
             if json:
                 record.save(json)

@@ -188,6 +188,32 @@ def on_ranks(
         return [member.result for member in members]
 
 
+def share_out(
+    function: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    on_result: Callable[[int, Any], object],
+    *,
+    processes: int | None = None,
+) -> None:
+    """function(*job) of every job, several at once; on_result(number of the job, result) of each as it ends.
+
+    processes: None: one for each core. 1: this one, on as many threads as it has.
+    """
+    count = min(len(jobs), os.cpu_count() or 1 if processes is None else processes)
+    if processes == 1:
+        for number, job in enumerate(jobs):
+            on_result(number, function(*job))
+    elif jobs:
+        packed = pickle.dumps((function, jobs))  # by value: data sets are larger than some machines' shared memory
+        on_ranks(_take_turns, count, packed, on_message=lambda found: on_result(*found))
+
+
+def _take_turns(place: Place, packed: bytes) -> None:
+    function, jobs = pickle.loads(packed)
+    for number in range(place.rank, len(jobs), place.ranks):
+        place.send((number, function(*jobs[number])))
+
+
 def _main(place: Place, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -18,7 +18,7 @@ STEPS = 8  # on the clock, or as many more as make whole rounds of local steps
 WARM_STEPS = 2  # before them: DDP makes its buckets anew after the first, memory is touched for the first time
 WHOLE = ("steps", "rounds", "vnmse")  # totals that are those of training
 COUNTED = ("bytes_sent", "bytes_dense", "messages")  # where all is counted: a few steps may end with a part under way
-TURNS = 2  # each link is timed so often under every scheme, in turn, so that what disturbs for a while disturbs all
+TURNS = 2  # each link is timed so often at least under every scheme, in turn: what disturbs for a while disturbs all
 
 
 def timeless(plan: RunPlan) -> bool:

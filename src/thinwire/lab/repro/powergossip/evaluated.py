@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from thinwire.gossip import graphs
 from thinwire.lab.report import intervals
@@ -13,8 +13,11 @@ from thinwire.lab.report.intervals import Interval
 from thinwire.lab.repro.claims import PAPER, Claim, Listing, Progress, Stoppable
 from thinwire.lab.repro.powergossip.equal_bytes import GRID
 from thinwire.lab.repro.powergossip.training import GossipRun
+from thinwire.lab.runs import launch
 from thinwire.lab.runs.curves import KEPT_POINTS
 from thinwire.lab.tasks.datasets import Dataset
+
+Detail = TypeVar("Detail", str, int)
 
 TUNING_SEED = 1000  # none of the seeds that count
 EXACT = {"all-reduce": None, "D-PSGD": "dpsgd"}
@@ -89,15 +92,20 @@ def of_the_authors() -> Peers:
     }
 
 
+Method = tuple[str | None, float]  # a mixer, None for all-reduce, and its rate
+
+
 @dataclass
 class Study:
-    """Runs, as far as they are made."""
+    """Runs, as far as they are made; several at once, for none knows of another."""
 
     training: Trained
     progress: Progress
-    tried: dict[str, dict[str, GossipRun]] = field(default_factory=dict)
-    methods: dict[str, tuple[str | None, float]] = field(default_factory=dict)  # mixer and rate, by name
-    found: dict[str, list[GossipRun]] = field(default_factory=dict)
+    processes: int | None = None  # None: one for each core
+    settings: dict[str, dict[str, Method]] = field(default_factory=dict)  # to choose from
+    trials: dict[tuple[str, str], GossipRun] = field(default_factory=dict)  # by name and setting
+    methods: dict[str, Method] = field(default_factory=dict)  # to compare
+    runs: dict[tuple[str, int], GossipRun] = field(default_factory=dict)  # by name and seed
 
     @property
     def shards(self) -> str:
@@ -108,42 +116,82 @@ class Study:
         """The step that suits exact gossip best on this graph."""
         return round(self.training.graph.best_step, 3)
 
+    @property
+    def tried(self) -> dict[str, dict[str, GossipRun]]:
+        found: dict[str, dict[str, GossipRun]] = {}
+        for name, settings in self.settings.items():
+            for text in settings:
+                if (name, text) in self.trials:
+                    found.setdefault(name, {})[text] = self.trials[name, text]
+        return found
+
+    @property
+    def found(self) -> dict[str, list[GossipRun]]:
+        """From the first seed up to one that was not finished, so that the same seeds are compared."""
+        found: dict[str, list[GossipRun]] = {}
+        for name in self.methods:
+            while run := self.runs.get((name, len(found.get(name, ())))):
+                found.setdefault(name, []).append(run)
+        return found
+
     def choose(self, peers: Peers) -> None:
         """Everybody's setting, on a seed that does not count; D-PSGD's rate first, for it is everybody's."""
-        rates = {f"rate {rate:g}x": ("dpsgd", rate) for rate in self.training.rates}
-        _, rate = self._best("D-PSGD", rates)
+        rates: dict[str, Method] = {f"rate {rate:g}x": ("dpsgd", rate) for rate in self.training.rates}
+        self._try({"D-PSGD": rates})
+        _, rate = rates[self._best("D-PSGD")]
         self.methods |= {name: (mixer, rate) for name, mixer in EXACT.items()}
         self.methods |= {name: (spec.format(self.untuned), rate) for name, spec in POWER.items()}
+        self._try(
+            {
+                name: {str(each): (SPECS[name].format(each.step), rate * each.rate) for each in peer.settings}
+                for name, peer in peers.items()
+            }
+        )
         for name, peer in peers.items():
-            spec = SPECS[name]
             if peer.plain:
-                self.methods[f"{name}, untuned ({Setting(self.untuned)})"] = spec.format(self.untuned), rate
-            settings = {str(each): (spec.format(each.step), rate * each.rate) for each in peer.settings}
-            if settings:
-                chosen, method = self._best_named(name, settings)
-                self.methods[f"{name}, tuned ({chosen})"] = method
+                self.methods[f"{name}, untuned ({Setting(self.untuned)})"] = SPECS[name].format(self.untuned), rate
+            if peer.settings:
+                chosen = self._best(name)
+                self.methods[f"{name}, tuned ({chosen})"] = self.settings[name][chosen]
 
-    def _best(self, name: str, settings: dict[str, tuple[str, float]]) -> tuple[str, float]:
-        return self._best_named(name, settings)[1]
+    def _try(self, settings: Mapping[str, dict[str, Method]]) -> None:
+        """All of them; who has but one has nothing to choose."""
+        self.settings |= settings
+        jobs = {
+            (name, text): (mixer, TUNING_SEED, rate)
+            for name, each in settings.items()
+            for text, (mixer, rate) in each.items()
+            if len(each) > 1
+        }
+        self._carry_out(jobs, self.trials, lambda name, text: f"tuning {name}, {text}")
 
-    def _best_named(self, name: str, settings: dict[str, tuple[str, float]]) -> tuple[str, tuple[str, float]]:
-        if len(settings) == 1:
-            [only] = settings.items()
-            return only
-        tried = self.tried.setdefault(name, {})
-        for text, (mixer, rate) in settings.items():
-            self.progress(f"training, {self.training.title}, {self.shards}: tuning {name}, {text}")
-            tried[text] = self.training.run(mixer, TUNING_SEED, rate)
-        best = max(tried, key=lambda text: tried[text].accuracy)
-        return best, settings[best]
+    def _best(self, name: str) -> str:
+        tried = self.tried.get(name)
+        return max(tried, key=lambda text: tried[text].accuracy) if tried else next(iter(self.settings[name]))
 
     def judge(self, seeds: int) -> None:
         """Every method once, then the next seed, so that what is stopped early has the same seeds of all."""
-        for seed in range(seeds):
-            for name, (mixer, rate) in self.methods.items():
-                self.progress(f"training, {self.training.title}, {self.shards}: {name}, seed {seed}")
-                run = self.training.run(mixer, seed, rate)
-                self.found.setdefault(name, []).append(run)
+        jobs = {
+            (name, seed): (mixer, seed, rate) for seed in range(seeds) for name, (mixer, rate) in self.methods.items()
+        }
+        self._carry_out(jobs, self.runs, lambda name, seed: f"{name}, seed {seed}")
+
+    def _carry_out(
+        self,
+        jobs: dict[tuple[str, Detail], tuple[str | None, int, float]],
+        into: dict[tuple[str, Detail], GossipRun],
+        title: Callable[[str, Detail], str],
+    ) -> None:
+        where, keys = f"training, {self.training.title}, {self.shards}", list(jobs)
+
+        def note(number: int, run: GossipRun) -> None:
+            into[keys[number]] = run
+            done = sum(key in into for key in keys)
+            self.progress(f"{where}: {title(*keys[number])}: {_percent([run])}%, {done} of {len(keys)}")
+
+        if jobs:
+            self.progress(f"{where}: {title(*keys[0])}, and {len(keys) - 1} more")
+        launch.share_out(self.training.run, list(jobs.values()), note, processes=self.processes)
 
     def ahead(self, ours: str, theirs: str) -> Interval:
         """Points of accuracy, by the seeds that both have."""
@@ -152,10 +200,11 @@ class Study:
 
 
 def tables(
-    training: Trained, peers: Peers, seeds: int, claims: list[Claim], progress: Progress, stop: Stoppable
-) -> list[Listing]:
+    training: Trained, peers: Peers, seeds: int, claims: list[Claim], progress: Progress, stop: Stoppable,
+    processes: int | None = None,
+) -> list[Listing]:  # fmt: skip
     """How every mixer trains and, where settings were to be chosen, how they were."""
-    study = Study(training, progress)
+    study = Study(training, progress, processes)
     with stop:
         study.choose(peers)
         study.judge(seeds)

@@ -14,7 +14,7 @@ from thinwire.lab.tasks import datasets
 STEPS, QUICK_STEPS = 900, 450
 FASHION = ("fashion-mnist", "train-images-idx3-ubyte.gz")
 CIFAR = ("cifar-10-batches-bin", "test_batch.bin")
-RESNET_SEEDS = 2  # at most: a run takes minutes
+RESNET_SEEDS = 3  # at most: a run takes minutes
 
 
 def parts(quick: bool, data: Path | None) -> dict[str, Part]:
