@@ -20,6 +20,11 @@ def silent(text):
     pass
 
 
+def alone(training, peers, seeds, claims, stop=None):
+    """The tables, in this process."""
+    return evaluated.tables(training, peers, seeds, claims, silent, stop or Stoppable(), processes=1)
+
+
 def test_consensus_bytes_and_graphs_are_as_in_the_reruns():
     claims = []
     reruns.consensus_table(reruns.MARKS[:2], claims, silent)
@@ -165,7 +170,7 @@ class MadeUp:
 
 def test_every_peer_is_tuned_and_compared():
     claims = []
-    trained, *chosen = evaluated.tables(MadeUp(), evaluated.tuned(), 2, claims, silent, Stoppable(), processes=1)
+    trained, *chosen = alone(MadeUp(), evaluated.tuned(), 2, claims)
     rows = {row[0]: row[1:] for row in trained.rows}
     assert list(rows) == [
         "all-reduce",
@@ -195,7 +200,7 @@ def test_every_peer_is_tuned_and_compared():
 def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_own():
     claims = []
     training = MadeUp(skew=0.0)
-    trained, _ = evaluated.tables(training, evaluated.untuned(), 1, claims, silent, Stoppable(), processes=1)
+    trained, _ = alone(training, evaluated.untuned(), 1, claims)
     assert len(trained.rows) == 2 + 2 + 3 and len(claims) == 2 * (1 + 3)
     trained, *chosen = evaluated.tables(
         training, evaluated.of_the_authors(), 1, claims, silent, Stoppable(), processes=1
@@ -205,15 +210,16 @@ def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_ow
 
 def test_several_at_once_find_the_same():
     """And what they are is said as each ends."""
-    said, alone = [], evaluated.tables(MadeUp(), evaluated.tuned(), 2, [], silent, Stoppable(), processes=1)
-    assert evaluated.tables(MadeUp(), evaluated.tuned(), 2, [], said.append, Stoppable(), processes=2) == alone
+    said = []
+    found = evaluated.tables(MadeUp(), evaluated.tuned(), 2, [], said.append, Stoppable(), processes=2)
+    assert found == alone(MadeUp(), evaluated.tuned(), 2, [])
     assert said[0].endswith("tuning D-PSGD, rate 0.5x, and 1 more") and len(said) == 3 + (2 + 18 + 20)
     assert "training, a made-up network, label-skewed shards: D-PSGD, seed 1: 85.00%, " in "\n".join(said)
 
 
 def test_what_is_stopped_tells_what_is_finished():
     claims, stop = [], Stoppable()
-    trained, *_ = evaluated.tables(MadeUp(left=2 + 4), evaluated.untuned(), 3, claims, silent, stop, processes=1)
+    trained, *_ = alone(MadeUp(left=2 + 4), evaluated.untuned(), 3, claims, stop)
     assert stop.stopped and ", 1 seeds," in trained.title
     assert [row[0] for row in trained.rows] == ["all-reduce", "D-PSGD", *evaluated.POWER]
     assert [claim.claim.split(",")[0] for claim in claims] == ["PowerGossip"] * 2

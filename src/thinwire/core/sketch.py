@@ -1,4 +1,4 @@
-"""A sketch: few numbers that stand for many. Sketches add up as what they are of does, and their length is its length."""
+"""A sketch: few numbers that stand for many. Sketches add up as what they are of does, and are about as long."""
 
 from __future__ import annotations
 
