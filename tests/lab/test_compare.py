@@ -30,7 +30,7 @@ from thinwire.lab.runs.compare import compare
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     file = Path(sys.argv[1])
-    compare(["regression(steps=60)"], ["fp16"], workers=2, seeds=50, network="shaped:1gbit", json=file)
+    compare(["regression(steps=60)"], ["fp16"], workers=2, seeds=8, network="shaped:1gbit", json=file)
     print("ended well", flush=True)
 """
 
@@ -164,7 +164,7 @@ def test_stopping_a_real_comparison_leaves_nothing_behind(how, tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(file)], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        while "[3/52]" not in process.stdout.readline():  # two are timed, this one is trained
+        while "[9/16]" not in process.stdout.readline():  # eight are timed, this one is trained
             assert process.poll() is None
         if how == signal.SIGINT:
             os.killpg(process.pid, how)  # as a terminal does: the workers get it too
