@@ -22,3 +22,10 @@ def test_what_is_alike_everywhere_is_not_lost_and_not_counted_twice():
     """Equal elements would add up, or cancel, without random signs."""
     lengths = [float(sketch(value * torch.ones(65_536), 256).norm()) for value in (1.0, -2.0)]
     assert lengths[0] == pytest.approx(256, rel=0.2) and lengths[1] == 2 * lengths[0]
+
+
+def test_parts_that_are_alike_add_up_to_the_whole():
+    """With the same signs a part and its negative would come to nothing."""
+    part = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    whole = sketch(part, 256, "first") + sketch(-part, 256, "second")
+    assert float(whole.norm()) == pytest.approx(2**0.5 * float(part.norm()), rel=0.2)

@@ -67,8 +67,9 @@ class Steering:
         self._heard = 0  # steps that were listened to since the last decision
         self.wonders: float | None = None  # a level whose error to measure in it, too
         self.squares: dict[str, float | Tensor] = _nothing()
+        self._owed = isinstance(turned, Scheme) and turned.remembers
         # Where errors are owed, and matter: of what is owed after the last step before a decision, and of its gradient.
-        self.sketched = self.controller.needs_noise and isinstance(turned, Scheme) and turned.remembers
+        self.sketched = self.controller.needs_noise and self._owed
         self.sketches: dict[str, Tensor] = {}
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
@@ -135,8 +136,7 @@ class Steering:
                 squares["all given"] * per_step, squares["all means"] * per_step,
                 math.nan if wondered is None else wondered, _ratio(squares["wondered"], squares["given"]),
                 exchange.workers, float(isinstance(self._turned, Scheme) and exchange.relays(self._turned)),
-                float(isinstance(self._turned, Scheme) and self._turned.remembers), squares["all products"] * per_step,
-                deviation,
+                float(self._owed), squares["all products"] * per_step, deviation,
             )  # fmt: skip
 
         lane = exchange.lane
@@ -242,13 +242,13 @@ class Measured(Wrapper):
         flat = bucket.flat
         lost = bucket.room("measured-lost") if bucket.spare is None else bucket.layout.clear_gaps(bucket.spare)
         given, heard = _square(flat), self._given(bucket) if self.steering.listens else None
-        self._sketch("given", flat)
+        self._sketch("given", flat, bucket)
         inner = innermost(self.scheme)
         if self.steering.wonders is not None and isinstance(inner, Codec):
             self._add(("wondered", _square(_unsaid(inner, bucket, self.steering.wonders))))
         mean = yield from self.scheme.converse(replace(bucket, lost=lost), memory, level)
         self._add(("given", given), ("mean", _square(mean)), ("lost", _square(lost)))
-        self._sketch("lost", lost)
+        self._sketch("lost", lost, bucket)
         if heard is not None:
             self._hear(heard, mean)
         return mean
@@ -257,13 +257,13 @@ class Measured(Wrapper):
         for key, square in squares:
             self.steering.squares[key] += square
 
-    def _sketch(self, name: str, vector: Tensor) -> None:
+    def _sketch(self, name: str, vector: Tensor, bucket: Bucket) -> None:
         """For the mean of all workers': what they owe each other comes to nothing in it, and may be most of what each
         of them keeps.
         """
         if self.steering.sketched:
             before = self.steering.sketches.get(name, 0.0)
-            self.steering.sketches[name] = before + sketch(vector, _SKETCH)
+            self.steering.sketches[name] = before + sketch(vector, _SKETCH, bucket.segments[0].name)
 
 
 def _unsaid(codec: Codec, bucket: Bucket, level: float) -> Tensor:

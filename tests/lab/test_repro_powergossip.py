@@ -202,9 +202,7 @@ def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_ow
     training = MadeUp(skew=0.0)
     trained, _ = alone(training, evaluated.untuned(), 1, claims)
     assert len(trained.rows) == 2 + 2 + 3 and len(claims) == 2 * (1 + 3)
-    trained, *chosen = evaluated.tables(
-        training, evaluated.of_the_authors(), 1, claims, silent, Stoppable(), processes=1
-    )
+    trained, *chosen = alone(training, evaluated.of_the_authors(), 1, claims)
     assert len(trained.rows) == 2 + 2 + 3 and chosen[1].columns[1] == "step 0.45, rate 1.4x"
 
 
