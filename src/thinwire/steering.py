@@ -67,9 +67,9 @@ class Steering:
         self._heard = 0  # steps that were listened to since the last decision
         self.wonders: float | None = None  # a level whose error to measure in it, too
         self.squares: dict[str, float | Tensor] = _nothing()
-        self._owed = isinstance(turned, Scheme) and turned.remembers
+        self._owed: bool = isinstance(turned, Scheme) and turned.remembers
         # Where errors are owed, and matter: of what is owed after the last step before a decision, and of its gradient.
-        self.sketched = self.controller.needs_noise and self._owed
+        self.sketched: bool = self.controller.needs_noise and self._owed
         self.sketches: dict[str, Tensor] = {}
         self._observed: list[float | Tensor] = []
         self._history: deque[float] = deque([math.nan] * WINDOW, WINDOW)
