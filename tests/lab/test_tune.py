@@ -63,6 +63,27 @@ def test_every_row_is_compared_at_its_own_rate(monkeypatch):
     assert record.config["tuned"] and "4x" in console.file.getvalue() and "2x" in console.file.getvalue()
 
 
+def test_of_a_trial_only_the_end_is_looked_at():
+    plan = RunPlan("regression(steps=20)", "fp32", 0, workers=2)
+    whole, trial = execute(plan, None), execute(replace(plan, tested=False), None)
+    assert len(whole.curve) == 20 and whole.final is not None and trial.final is None
+    assert [point.step for point in trial.curve] == [18, 19, 20]
+    assert [point.score for point in trial.curve] == [point.score for point in whole.curve[-3:]]
+    assert tune.tuned([trial])[0].scores == tune.tuned([whole])[0].scores
+
+
+def test_trials_that_were_made_are_shown_when_the_next_is_interrupted(monkeypatch):
+    def fake(plan, links, on_point):
+        if plan.scheme == "qsgd":
+            raise KeyboardInterrupt
+        return replace(made_up(plan.scheme, 1.0, [0.8] * 3, seed=plan.seed), plan=plan)
+
+    monkeypatch.setattr(module, "execute", fake)
+    console = Console(file=io.StringIO(), width=80)
+    record = module.compare(["regression"], ["qsgd"], network="none", tune=True, console=console)
+    assert record.interrupted and "80.0%" in console.file.getvalue() and "fp16" in console.file.getvalue()
+
+
 def test_a_run_has_the_rate_it_was_given():
     """Twice the rate under half of the task's own is the task's own."""
     plan = RunPlan("regression(steps=4)", "fp32", 0, workers=2, tested=False)

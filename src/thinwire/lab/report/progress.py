@@ -81,7 +81,8 @@ class LiveTable:
             point, steps, metric = run.curve[-1], run.steps, run.metric
         bar = ProgressBar(steps, point.step if point else 0, width=20)
         if point is None:
-            return [bar, "timing" if self._plans[number].timed else "starting"]
+            plan = self._plans[number]
+            return [bar, "timing" if plan.timed else "starting" if plan.tested else f"at {plan.rate:g}x the rate"]
         return [
             bar,
             f"{point.step}/{steps}",

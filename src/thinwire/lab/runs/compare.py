@@ -161,14 +161,17 @@ def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
     """The plans, each at the best rate of its row."""
     runs: list[Run] = []
     found: list[tuning.Tuned] = []
-    while trials := tuning.tuning(plans, found):
-        with LiveTable(trials, console) as live:
-            for trial in trials:
-                runs.append(_execute(trial, None, live))
-                live.finished(runs[-1])
-        found = tuning.tuned(runs)
-    console.print(table.tuning_table(found))
-    console.print()
+    try:
+        while trials := tuning.tuning(plans, found):
+            with LiveTable(trials, console) as live:
+                for trial in trials:
+                    runs.append(_execute(trial, None, live))
+                    live.finished(runs[-1])
+            found = tuning.tuned(runs)
+    finally:  # an hour of trials is worth being shown when the next is interrupted
+        if runs:
+            console.print(table.tuning_table(tuning.tuned(runs)))
+            console.print()
     best = {each.row: each.rate for each in found}
     return [replace(plan, rate=best[tuning.row_of(plan)]) for plan in plans]
 

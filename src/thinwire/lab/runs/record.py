@@ -41,7 +41,7 @@ class RunPlan:
     options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalSteps`, beside those above
     rate: float = 1.0  # times the task's own learning rate
     longer: float = 1.0  # so many times `steps`
-    tested: bool = True  # the test examples are looked at, once, at the end
+    tested: bool = True  # on the test examples, once, at the end; False: a trial, of whose curve only the end counts
     compute: str = "fp32"  # "bf16": forward and backward under autocast
     timed: int | None = None  # only so many steps, after a few off the clock: how long a step takes
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.lab.network import shaped
+from thinwire.lab.runs.curves import WINDOW
 from thinwire.lab.runs.launch import PATIENCE_SECONDS, Place
 from thinwire.lab.runs.probe import Probe
 from thinwire.lab.runs.record import RunPlan
@@ -100,8 +101,10 @@ def _train(
     before = trainer.stats()
     seconds = 0.0
     steps = plan.timed or context.steps
+    looks = [step for step in range(1, steps + 1) if plan.timed is None and task.evaluates(step, steps)]
+    evaluated_steps = set(looks if plan.tested else looks[-WINDOW:])
     for step in range(1, steps + 1):
-        evaluated = plan.timed is None and task.evaluates(step, steps)
+        evaluated = step in evaluated_steps
         with trainer.probe.watching() if evaluated and trainer.probe else nullcontext():
             took, loss = make_step()
             seconds += took

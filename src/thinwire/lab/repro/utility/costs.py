@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import mean
 
 from torch import nn
@@ -78,7 +77,7 @@ def scaling(
                 for rung in SCALED:
                     progress(f"scaling: {rung.title}, {count} workers, turn {turn + 1} of {turns}")
                     plan = timing.timing(RunPlan(task, rung.spec, 0, network=str(net), workers=count))
-                    found.setdefault((rung, count), []).append(execute(replace(plan, tested=False), opened))
+                    found.setdefault((rung, count), []).append(execute(plan, opened))
     sent = {key: _per_step(runs, "bytes_sent") for key, runs in found.items()}
     seconds = {key: _per_step(runs, "seconds") for key, runs in found.items()}
     claims += scaling_claims(sent, seconds, counts)
