@@ -67,6 +67,36 @@ def test_gradient_dtypes(dtype):
     assert all(tensor.dtype is dtype and torch.isfinite(tensor).all() for tensor in results[0])
 
 
+def _convolutions(specs, order):
+    """What a few steps change weights by, row by row, whatever the order in memory."""
+    images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    found = {}
+    for spec in specs:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+        started = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+        model = DDP(net.to(memory_format=order), bucket_cap_mb=MANY_BUCKETS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tw.attach(model, spec):
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(images.to(memory_format=order)).square().mean().backward()
+                optimizer.step()
+        assert net[0].weight.is_contiguous(memory_format=order)
+        found[spec] = torch.cat([parameter.detach().contiguous().flatten() for parameter in net.parameters()])
+        found[spec] -= started
+    return found
+
+
+def test_channels_last_is_another_order_and_nothing_else():
+    """Every element goes where it came from. What depends on neighbours (blocks, matrices) may differ by its error."""
+    specs = ["fp32", "topk(density=0.1)", "qsgd(bits=8)", "powersgd(factor_rank=4)"]
+    rows, last = (run_world(_convolutions, 2, specs, order) for order in (torch.contiguous_format, torch.channels_last))
+    assert_replicas_equal([list(each.values()) for each in last])
+    for spec, within in zip(specs, (1e-6, 1e-6, 1e-2, 1e-1), strict=True):
+        assert (last[0][spec] - rows[0][spec]).norm() < within * rows[0][spec].norm(), spec
+
+
 def _both_ways(spec, dtype):
     found = []
     for lane in (False, True):
