@@ -109,6 +109,13 @@ def test_one_seed_decides_nothing_but_a_target_that_was_missed():
         assert [claim.verdict for claim in claims if claim.claim.startswith("mqgrad: reaches")] == [verdict]
 
 
+def test_a_run_that_is_late_or_never_there_is_seen():
+    outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] * 3 for name in EVERY.policies}
+    outcomes |= {"mqgrad": [outcome([0.4] * 5), outcome([0.9, 0.9, 0.9, 0.9, 0.1]), outcome([0.9] * 5)]}
+    listing = evaluated.by_seed(outcomes, "anywhere", 400)
+    assert dict(listing.rows)["mqgrad"] == "1.00  5.00  never" and "seeds 400 to 402" in listing.title
+
+
 def test_another_knob_is_judged_by_its_own_fixed_levels():
     study = repro.studies()["density"]
     outcomes = {name: [outcome([0.9, 0.7, 0.5, 0.4, 0.3])] for name in study.policies}

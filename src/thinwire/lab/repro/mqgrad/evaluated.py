@@ -44,6 +44,18 @@ def table(outcomes: RunsByPolicy, where: str) -> Listing:
     return Listing(f"{title}, target loss {fmean(goals):.3f}", columns, rows)
 
 
+def by_seed(outcomes: RunsByPolicy, where: str, first_seed: int) -> Listing:
+    """Run by run: a mean hides one that is late."""
+
+    def text(seconds: float) -> str:
+        return f"{seconds:.2f}" if math.isfinite(seconds) else "never"
+
+    seconds = seconds_of(outcomes)
+    seeds = f"seeds {first_seed} to {first_seed + len(outcomes[EXACT]) - 1}"
+    rows = [(name, "  ".join(map(text, each))) for name, each in seconds.items()]
+    return Listing(f"Seconds to target, {where}, {seeds}", ("controller", "seed by seed"), rows)
+
+
 def _row(name: str, runs: list[ServedRun], seconds: list[float]) -> tuple[str, ...]:
     reached = [each for each in seconds if math.isfinite(each)]
     accuracies = [run.accuracy for run in runs]

@@ -109,7 +109,11 @@ class Study:
                 outcomes = run_policies(self, seeds, policy, net, found.progress, found.stop, data)
                 if outcomes[EXACT]:
                     found.claims += evaluated.claims_of(outcomes, self.fixed, self.title, self.source)
-                    found.tables.append(evaluated.table(outcomes, f"{self.problem}, {net}"))
+                    where = f"{self.problem}, {net}"
+                    found.tables += [
+                        evaluated.table(outcomes, where),
+                        evaluated.by_seed(outcomes, where, self.first_seed),
+                    ]
 
 
 def studies() -> dict[str, Study]:
