@@ -90,7 +90,7 @@ def cnn(data: Path | None) -> Task:
 def fashion(data: Path | None) -> Task:
     """All of Fashion-MNIST, from its idx files in --data, and the convolutional network."""
     dataset = datasets.fashion_mnist(_needed(data, "fashion", "the four Fashion-MNIST idx .gz files"))
-    return _classification("fashion", dataset, models.cnn, lr=0.05, steps=400)
+    return _classification("fashion", dataset, models.cnn, lr=0.1, steps=400)
 
 
 def cifar10(data: Path | None, *, width: int = 8) -> Task:
