@@ -5,9 +5,9 @@ A task's own rate is the one found for fp16 in every step, so a row that is not 
 
 from __future__ import annotations
 
-# Grid: 1/4, 1/2, 1, 2 and 4 times the task's own rate; seeds 1000 and 1001; the mean score on validation examples of
-# the last three evaluations. `thinwire compare --tune` prints the whole table, and docs/guide/compare.md
-# shows it.
+# Grid and seeds are those of `lab.runs.tune` (for mlp, cnn and regression 1/4 to 4 times the task's own rate); the mean
+# score on validation examples of the last three evaluations. `thinwire compare --tune` prints the whole table, and
+# docs/guide/compare.md shows it.
 RATES: dict[str, dict[str, float]] = {
     "mlp": {  # mlp(width=1024), 120 steps, own rate 0.2
         "fp32": 1.0, "fp16": 1.0, "qsgd(bits=4)": 1.0, "topkc(density=0.1)": 1.0, "powersgd(factor_rank=4)": 1.0,
@@ -15,6 +15,10 @@ RATES: dict[str, dict[str, float]] = {
     },
     "cnn": {"fp16": 1.0},  # own rate 0.1, which was the 2 of a grid around 0.05
     "regression": {"fp16": 1.0},  # own rate 0.01
+    "fashion": {  # 400 steps, own rate 0.1
+        "fp16": 1.0, "bf16": 1.0, "qsgd(bits=4)": 1.0, "tnq(bits=2)": 0.5, "tnq(bits=4)": 1.0,
+        "topk(density=0.01)": 1.0, "powersgd(factor_rank=4)": 1.0, "thc(bits=4)": 1.0, "qsgd(bits=4) every 8": 0.25,
+    },
 }  # fmt: skip
 
 
