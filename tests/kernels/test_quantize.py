@@ -265,7 +265,7 @@ def test_good_arguments_are_taken():
         {"lost": torch.zeros(99)},
         {"lost": torch.zeros(100, dtype=torch.float64)},
     ],
-    ids=lambda changes: f"{next(iter(changes))}={str(next(iter(changes.values())))[:30]!r}".replace("\n", ""),
+    ids=lambda changes: next(iter(changes)),  # values are random: names of tests are not
 )
 def test_bad_arguments_are_refused(changes):
     with pytest.raises(ValueError):
