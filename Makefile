@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Two files of tests at a time: most of them wait for processes of their own.
+TWO    := -n 2 --dist loadfile
 NATIVE := $(wildcard native/*.cpp native/*.h native/simd/*.cpp native/simd/*.h native/CMakeLists.txt)
 
 .DEFAULT_GOAL := help
@@ -38,10 +40,10 @@ picture: $(VENV)/installed
 		--window-size=1240,2000 --screenshot=docs/guide/report.png build/report.html 2>/dev/null
 
 test: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest -m "not full and not gpu"
+	@$(BIN)/python -m pytest -m "not full and not gpu" $(TWO)
 
 test-full: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest -m "not gpu"
+	@$(BIN)/python -m pytest -m "not gpu" $(TWO)
 
 test-gpu: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m gpu
