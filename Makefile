@@ -43,7 +43,7 @@ test: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m "not full and not gpu" $(TWO)
 
 test-full: $(VENV)/installed-dev
-	@$(BIN)/python -m pytest -m "not gpu" $(TWO)
+	@$(BIN)/python -m pytest -m "not gpu"
 
 test-gpu: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m gpu

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # Grid and seeds are those of `lab.runs.tune` (for mlp, cnn and regression 1/4 to 4 times the task's own rate); the mean
 # score on validation examples of the last three evaluations. `thinwire compare --tune` prints the whole table, and
-# docs/guide/compare.md shows it.
+# docs/guide/compare.md and docs/measured/tasks.md show it.
 RATES: dict[str, dict[str, float]] = {
     "mlp": {  # mlp(width=1024), 120 steps, own rate 0.2
         "fp32": 1.0, "fp16": 1.0, "qsgd(bits=4)": 1.0, "topkc(density=0.1)": 1.0, "powersgd(factor_rank=4)": 1.0,
