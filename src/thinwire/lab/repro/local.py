@@ -30,6 +30,7 @@ WORKERS = 4
 NETWORK = "auto:100mbit"
 TEXT, QUICK_TEXT = "text(width=64, batch=8, steps=900)", "text(width=64, batch=8, steps=120)"
 IMAGES = "mlp(width=256, batch=32, steps=300)"
+TEXT_RATE = 0.25  # times the task's own, of every setting: 2e-3
 IMAGES_RATE = 0.25  # times the task's own, of local steps: of five tried on seeds 10 and 11; with 1 they diverge
 EVERY, QUICK_EVERY = (10, 30, 100), (10, 30)
 H = 30  # of all that is compared at equal rounds
@@ -49,7 +50,7 @@ class Setting:
     def plan(self, task: str, seed: int, network: str, data: str | None) -> RunPlan:
         given = {"scheme": "fp32", "every": 1, "outer": "average"} | self.options
         more = {name: value for name, value in given.items() if name not in ("scheme", "every", "outer")}
-        rate = IMAGES_RATE if task == IMAGES and self.options else 1.0
+        rate = TEXT_RATE if task.startswith("text") else IMAGES_RATE if task == IMAGES and self.options else 1.0
         return RunPlan(
             task, given["scheme"], seed, network=network, workers=WORKERS, data=data, every=given["every"],
             outer=given["outer"], options=more, rate=rate,

@@ -110,7 +110,7 @@ def text(data: Path | None, *, width: int = 128) -> Task:
         dataset=datasets.text_bytes(data, context=64) if data else datasets.python_reference(context=64),
         model=lambda: models.ByteTransformer(width=width, layers=2, heads=4, context=64),
         loss=lambda logits, text: functional.cross_entropy(logits.flatten(0, 1), text.flatten().long()),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=8e-3),
         metric=bits_per_byte,
         steps=200,
         batch=16,
