@@ -193,10 +193,10 @@ def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
 
 
 def tuning_table(found: Sequence[Tuned]) -> Table:
-    """Every row's score over the grid of learning rates, the chosen one bold."""
-    grid = sorted({rate for each in found for rate in each.scores})
+    """Every row's score over the grid of learning rates, the chosen one bold; in brackets who had no second seed."""
+    grid = sorted({rate for each in found for rate in each.trials})
     table = Table(
-        title="learning rates, times the task's own: validation score at the end", title_justify="left",
+        title="learning rates, times the task's own: validation score at the end; (one seed)", title_justify="left",
         title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
     )  # fmt: skip
     table.add_column("row", overflow="fold")
@@ -204,14 +204,17 @@ def tuning_table(found: Sequence[Tuned]) -> Table:
         table.add_column(f"{rate:g}x", justify="right", no_wrap=True)
     table.add_column("chosen", justify="right")
     for each in found:
-        cells = [
-            Text(score_text(each.metric, each.scores[rate], short=True), style="bold" if rate == each.rate else "")
-            if rate in each.scores
-            else Text()
-            for rate in grid
-        ]
+        cells = [Text(_trial_text(each, rate), style="bold" if rate == each.rate else "") for rate in grid]
         table.add_row(_broken(each.row[2]), *cells, f"{each.rate:g}x" + (", the edge" if each.at_the_edge else ""))
     return table
+
+
+def _trial_text(found: Tuned, rate: float) -> str:
+    if rate not in found.trials:
+        return ""
+    score = found.scores[rate]
+    text = "diverged" if math.isnan(score) else score_text(found.metric, score, short=True)
+    return text if len(found.trials[rate]) == max(map(len, found.trials.values())) else f"({text})"
 
 
 def _broken(spec: str) -> str:

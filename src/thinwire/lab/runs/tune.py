@@ -1,7 +1,8 @@
 """`compare --tune`: every row's own learning rate, from one grid, by validation examples; none of the test.
 
-A row begins with the middle of the grid and climbs: as long as the best of what was tried is at its end, the next rate
-beyond it is tried. So six runs a row are enough where the task's own rate is about right, and none is wasted far off.
+A row begins with the middle of the grid and one seed, and climbs: as long as the best of what was tried is at its end,
+the next rate beyond it is tried. The other seed is for those that may still win: who is NEAR the best with the first
+one. So four to six runs a row are enough where the task's own rate is about right, and few are wasted far off.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from thinwire.lab.runs.timing import training
 GRID = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # times the task's own rate
 MIDDLE = (0.5, 1.0, 2.0)  # which everybody tries
 SEEDS = (1000, 1001)  # none that anything is evaluated on
+# Times what counts as the same score: two points of accuracy. Who is further behind the best with the first seed is not
+# tried with the others. Seeds of one rate that trains differ by less.  # higher => more trials, none given up too soon
+NEAR = 4.0
 
 Row = tuple[str, str, str]  # task, exchange, name of the plan
 
@@ -28,35 +32,55 @@ def row_of(plan: RunPlan) -> Row:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A row's scores over the grid: the rolling mean that a run ends with, the mean over SEEDS. NaN: diverged."""
+    """A row's trials: by rate, the rolling mean that a run ends with, in the order of SEEDS. NaN: diverged."""
 
     row: Row
     rising: bool
     metric: str
-    scores: dict[float, float]
+    trials: dict[float, tuple[float, ...]]
+
+    @property
+    def scores(self) -> dict[float, float]:
+        """By rate, the mean over the seeds that it was tried with."""
+        return {rate: mean(found) for rate, found in self.trials.items()}
 
     @property
     def rate(self) -> float:
-        """The best of the grid; of equals the one nearest to the task's own."""
-        sign = 1 if self.rising else -1
-
-        def worth(rate: float) -> tuple[float, float]:
-            score = self.scores[rate]
-            return (-math.inf if math.isnan(score) else sign * score, -abs(math.log(rate)))
-
-        return max(self.scores, key=worth)
+        """The best of those tried with most seeds; of equals the one nearest to the task's own."""
+        seeds = max(map(len, self.trials.values()))
+        return self._best({rate: self.scores[rate] for rate, found in self.trials.items() if len(found) == seeds})
 
     @property
     def at_the_edge(self) -> bool:
         """A still better rate may lie beyond what was tried."""
-        return self.rate in (min(self.scores), max(self.scores))
+        return self.rate in (min(self.trials), max(self.trials))
 
     @property
-    def beyond(self) -> float | None:
-        """The rate to try next; None: the best one is known."""
-        at = GRID.index(self.rate)
-        further = GRID[max(0, at - 1) : at + 2]
-        return next((rate for rate in further if rate not in self.scores), None)
+    def ahead(self) -> list[tuple[float, int]]:
+        """The rates and seeds to try next; none: the best rate is known."""
+        first = {rate: found[0] for rate, found in self.trials.items()}
+        best = self._best(first)
+        if beyond := self._beyond(best):
+            return [(rate, SEEDS[0]) for rate in beyond]
+        near = NEAR * curves.kept(self.metric, first[best])
+        contenders = [rate for rate, score in first.items() if abs(score - first[best]) <= near]  # NaN: none
+        seconds = [(rate, seed) for rate in contenders for seed in SEEDS[len(self.trials[rate]) :]]
+        return seconds or [(rate, SEEDS[0]) for rate in self._beyond(self.rate)]
+
+    def _best(self, scores: dict[float, float]) -> float:
+        """Where all diverge the lowest: still lower ones may not."""
+        sign = 1 if self.rising else -1
+
+        def worth(rate: float) -> tuple[float, float]:
+            score = scores[rate]
+            return (-math.inf, -rate) if math.isnan(score) else (sign * score, -abs(math.log(rate)))
+
+        return max(scores, key=worth)
+
+    def _beyond(self, rate: float) -> list[float]:
+        """The neighbour that was not tried yet, if any."""
+        at = GRID.index(rate)
+        return [other for other in GRID[max(0, at - 1) : at + 2] if other not in self.trials]
 
 
 def tuning(plans: Sequence[RunPlan], found: Sequence[Tuned] = ()) -> list[RunPlan]:
@@ -64,31 +88,23 @@ def tuning(plans: Sequence[RunPlan], found: Sequence[Tuned] = ()) -> list[RunPla
 
     found: what is known by now.
     """
-    known = {each.row: each for each in found}
+    known = {each.row: each.ahead for each in found}
     rows = {row_of(plan): plan for plan in plans}
     first = sorted(rows.values(), key=lambda plan: not curves.baseline_plan(plan))
-
-    def rates(plan: RunPlan) -> tuple[float, ...]:
-        so_far = known.get(row_of(plan))
-        return MIDDLE if so_far is None else () if so_far.beyond is None else (so_far.beyond,)
-
     return [
         replace(training(plan), seed=seed, rate=rate, tested=False)
         for plan in first
-        for rate in rates(plan)
-        for seed in SEEDS
+        for rate, seed in known.get(row_of(plan), [(rate, SEEDS[0]) for rate in MIDDLE])
     ]
 
 
 def tuned(runs: Sequence[Run]) -> list[Tuned]:
     """What became of them, row by row. A run that failed or diverged counts as diverged."""
-    rows: dict[Row, dict[float, list[float]]] = {}
+    rows: dict[Row, dict[float, tuple[float, ...]]] = {}
     about: dict[Row, Run] = {}
     for run in runs:
         ends = curves.rolling([point.score for point in run.curve]) if run.reason is None else []
-        rows.setdefault(row_of(run.plan), {}).setdefault(run.plan.rate, []).append(ends[-1] if ends else math.nan)
+        trials = rows.setdefault(row_of(run.plan), {})
+        trials[run.plan.rate] = (*trials.get(run.plan.rate, ()), ends[-1] if ends else math.nan)
         about[row_of(run.plan)] = run
-    return [
-        Tuned(row, about[row].rising, about[row].metric, {rate: mean(found) for rate, found in scores.items()})
-        for row, scores in rows.items()
-    ]
+    return [Tuned(row, about[row].rising, about[row].metric, trials) for row, trials in rows.items()]
