@@ -1,7 +1,9 @@
 """--tune: every row's learning rate, from one grid, on other seeds, without the test examples."""
 
 import io
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,9 +12,10 @@ from rich.console import Console
 
 from helpers.runs import made_up
 from thinwire.lab.report import table
+from thinwire.lab.report.report import write_report
 from thinwire.lab.runs import compare as module
 from thinwire.lab.runs import tune
-from thinwire.lab.runs.record import RunPlan
+from thinwire.lab.runs.record import Record, RunPlan
 from thinwire.lab.runs.run import execute
 from thinwire.lab.tasks import rates
 from thinwire.lab.tasks.tasks import TASKS, load_task
@@ -75,7 +78,17 @@ def test_where_all_diverge_lower_rates_are_tried():
     assert row.rate == 0.125 and row.at_the_edge and len(rounds) == 3  # and it ends
 
 
-def test_every_row_is_compared_at_its_own_rate(monkeypatch):
+def written_without_trials(record, folder):
+    """The page of a record of before, which had none."""
+    record.save(folder / "record.json")
+    old = json.loads((folder / "record.json").read_text())
+    del old["trials"]
+    (folder / "old.json").write_text(json.dumps(old))
+    write_report([Record.load(folder / "old.json")], folder / "old.html")
+    return (folder / "old.html").read_text()
+
+
+def test_every_row_is_compared_at_its_own_rate(monkeypatch, tmp_path):
     def fake(plan, links, on_point):
         best = 0.5 if plan.every > 1 else 2.0
         score = 0.9 - 0.1 * abs(math.log(plan.rate / best))
@@ -86,6 +99,11 @@ def test_every_row_is_compared_at_its_own_rate(monkeypatch):
     record = module.compare(["regression"], ["qsgd"], every=[1, 4], network="none", tune=True, console=console)
     assert {run.plan.name: run.plan.rate for run in record.runs} == {"fp16": 2.0, "qsgd": 2.0, "qsgd every 4": 0.5}
     assert record.config["tuned"] and "4x" in console.file.getvalue() and "2x" in console.file.getvalue()
+    write_report([record], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    rates = re.sub(r"<[^>]+>", " ", page[page.index("<h2>Learning rates</h2>") : page.index("small notes")])
+    assert "qsgd every 4 allreduce" in " ".join(rates.split()) and "<b>90.0%</b>" in page
+    assert "Learning rates" not in written_without_trials(record, tmp_path)
 
 
 def test_of_a_trial_only_the_end_is_looked_at():
@@ -104,7 +122,7 @@ def test_the_table_tells_who_had_one_seed():
     assert console.file.getvalue().splitlines()[-1].split() == ["qsgd", "(70.0%)", "85.0%", "(diverged)", "1x"]
 
 
-def test_trials_that_were_made_are_shown_when_the_next_is_interrupted(monkeypatch):
+def test_trials_that_were_made_are_shown_and_kept_when_the_next_is_interrupted(monkeypatch, tmp_path):
     def fake(plan, links, on_point):
         if plan.scheme == "qsgd":
             raise KeyboardInterrupt
@@ -112,8 +130,12 @@ def test_trials_that_were_made_are_shown_when_the_next_is_interrupted(monkeypatc
 
     monkeypatch.setattr(module, "execute", fake)
     console = Console(file=io.StringIO(), width=80)
-    record = module.compare(["regression"], ["qsgd"], network="none", tune=True, console=console)
+    file = tmp_path / "record.json"
+    record = module.compare(["regression"], ["qsgd"], network="none", tune=True, json=file, console=console)
     assert record.interrupted and "80.0%" in console.file.getvalue() and "fp16" in console.file.getvalue()
+    kept = Record.load(file)
+    assert kept.interrupted and not kept.runs and len(kept.trials) == 3
+    assert tune.tuned(kept.trials) == tune.tuned(record.trials)
 
 
 def test_a_run_has_the_rate_it_was_given():

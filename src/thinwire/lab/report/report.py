@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 from thinwire.lab.report import figures, table
 from thinwire.lab.report.headline import headline
 from thinwire.lab.runs.record import Record, Run
+from thinwire.lab.runs.tune import tuned
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ def write_report(records: Sequence[Record], file: Path) -> None:
     sections = [_section(part, task) for record in records for part in record.by_network() for task in _tasks(part)]
     if not sections:
         raise ValueError("there is no run to report on")
-    render_template("report.html", file, {"sections": sections, "table": table, "created": records[-1].created})
+    found = [row for record in records for row in tuned(record.trials)]
+    values = {"sections": sections, "table": table, "tuned": found, "created": records[-1].created}
+    render_template("report.html", file, values)
 
 
 def render_template(template: str, file: Path, values: dict[str, Any]) -> None:

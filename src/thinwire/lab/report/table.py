@@ -194,7 +194,7 @@ def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
 
 def tuning_table(found: Sequence[Tuned]) -> Table:
     """Every row's score over the grid of learning rates, the chosen one bold; in brackets who had no second seed."""
-    grid = sorted({rate for each in found for rate in each.trials})
+    grid = rates_of(found)
     table = Table(
         title="learning rates, times the task's own: validation score at the end; (one seed)", title_justify="left",
         title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
@@ -204,12 +204,22 @@ def tuning_table(found: Sequence[Tuned]) -> Table:
         table.add_column(f"{rate:g}x", justify="right", no_wrap=True)
     table.add_column("chosen", justify="right")
     for each in found:
-        cells = [Text(_trial_text(each, rate), style="bold" if rate == each.rate else "") for rate in grid]
-        table.add_row(_broken(each.row[2]), *cells, f"{each.rate:g}x" + (", the edge" if each.at_the_edge else ""))
+        cells = [Text(trial_text(each, rate), style="bold" if rate == each.rate else "") for rate in grid]
+        table.add_row(_broken(each.row[2]), *cells, chosen_text(each))
     return table
 
 
-def _trial_text(found: Tuned, rate: float) -> str:
+def rates_of(found: Sequence[Tuned]) -> list[float]:
+    """All that anybody tried."""
+    return sorted({rate for each in found for rate in each.trials})
+
+
+def chosen_text(found: Tuned) -> str:
+    return f"{found.rate:g}x" + (", the edge" if found.at_the_edge else "")
+
+
+def trial_text(found: Tuned, rate: float) -> str:
+    """How a row ended at a rate; in brackets where it had fewer seeds than others, nothing where it was not tried."""
     if rate not in found.trials:
         return ""
     score = found.scores[rate]

@@ -78,7 +78,7 @@ def compare(
 
     Seeds are 0..seeds-1, the same for all schemes. Runs are interleaved: every scheme once, then the next
     seed, so that what disturbs the machine for a while disturbs all alike. The baseline, fp16 over allreduce, is added
-    if it is not among them. The record is written to `json` after every run, the page to `report` at the
+    if it is not among them. The record is written to `json` after every run and trial, the page to `report` at the
     end. Ctrl-C ends it early with what is finished. Mistakes in the arguments raise ValueError before
     anything is started.
     """
@@ -103,7 +103,7 @@ def compare(
     record = _record(plans, nets, controllers, seeds, tune)
     try:
         if tune:
-            plans = _tune(plans, console)
+            plans = _tune(plans, record, json, console)
         carry_out(plans, nets, record, json, lambda runs: LiveTable(runs, console))
     except KeyboardInterrupt:
         record.interrupted = True
@@ -157,20 +157,21 @@ def _finish(
     show(record, console)
 
 
-def _tune(plans: Sequence[RunPlan], console: Console) -> list[RunPlan]:
+def _tune(plans: Sequence[RunPlan], record: Record, json: Path | None, console: Console) -> list[RunPlan]:
     """The plans, each at the best rate of its row."""
-    runs: list[Run] = []
     found: list[tuning.Tuned] = []
     try:
         while trials := tuning.tuning(plans, found):
             with LiveTable(trials, console) as live:
                 for trial in trials:
-                    runs.append(_execute(trial, None, live))
-                    live.finished(runs[-1])
-            found = tuning.tuned(runs)
+                    record.trials.append(_execute(trial, None, live))
+                    if json:
+                        record.save(json)
+                    live.finished(record.trials[-1])
+            found = tuning.tuned(record.trials)
     finally:  # an hour of trials is worth being shown when the next is interrupted
-        if runs:
-            console.print(table.tuning_table(tuning.tuned(runs)))
+        if record.trials:
+            console.print(table.tuning_table(tuning.tuned(record.trials)))
             console.print()
     best = {each.row: each.rate for each in found}
     return [replace(plan, rate=best[tuning.row_of(plan)]) for plan in plans]

@@ -109,10 +109,11 @@ class Run:
 
 @dataclass
 class Record:
-    """A comparison: its configuration, where and with what it was made, and every run."""
+    """A comparison: its configuration, where and with what it was made, every run, and every trial of `--tune`."""
 
     config: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
+    trials: list[Run] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=lambda: _machine())
     versions: dict[str, str] = field(default_factory=lambda: _versions())
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
@@ -144,10 +145,12 @@ class Record:
             raise ValueError(f"missing file: {file}") from None
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is not JSON: {error}") from None
+        if isinstance(read, dict):
+            read.setdefault("trials", [])  # older ones have none
         if not isinstance(read, dict) or read.get("format") != FORMAT or set(read) != {f.name for f in fields(cls)}:
             raise ValueError(f"{file} is not a record of `thinwire compare` (format {FORMAT})")
         try:
-            read["runs"] = [_run(run) for run in read["runs"]]
+            read |= {name: [_run(run) for run in read[name]] for name in ("runs", "trials")}
         except (TypeError, KeyError, AttributeError):
             raise ValueError(f"{file} holds a run that cannot be read") from None
         return cls(**read)
