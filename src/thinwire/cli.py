@@ -97,7 +97,7 @@ def compare_schemes(
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="First find every row's learning rate by validation examples: 4 to 6 runs a row, or more."
+            "--tune", help="First find every row's learning rate by validation examples: 3 to 6 runs a row, or more."
         ),
     ] = False,
     seeds: Annotated[int, typer.Option(help="Runs per scheme; the table shows means, verdicts have intervals.")] = 3,

@@ -15,7 +15,7 @@ from thinwire.lab.report.intervals import Interval, paired
 from thinwire.lab.report.verdicts import WORTH, verdict
 from thinwire.lab.runs.curves import BASELINE, WINDOW
 from thinwire.lab.runs.record import Record, Run
-from thinwire.lab.runs.tune import Tuned
+from thinwire.lab.runs.tune import SEEDS, Tuned
 from thinwire.lab.tasks import rates
 
 
@@ -193,7 +193,7 @@ def comparison_table(record: Record, rows: Sequence[SchemeRow]) -> Table:
 
 
 def tuning_table(found: Sequence[Tuned]) -> Table:
-    """Every row's score over the grid of learning rates, the chosen one bold; in brackets who had no second seed."""
+    """Every row's score over the grid of learning rates, the chosen one bold; in brackets those of one seed."""
     grid = rates_of(found)
     table = Table(
         title="learning rates, times the task's own: validation score at the end; (one seed)", title_justify="left",
@@ -219,12 +219,12 @@ def chosen_text(found: Tuned) -> str:
 
 
 def trial_text(found: Tuned, rate: float) -> str:
-    """How a row ended at a rate; in brackets where it had fewer seeds than others, nothing where it was not tried."""
+    """How a row ended at a rate; in brackets where it had one seed, nothing where it was not tried."""
     if rate not in found.trials:
         return ""
     score = found.scores[rate]
     text = "diverged" if math.isnan(score) else score_text(found.metric, score, short=True)
-    return text if len(found.trials[rate]) == max(map(len, found.trials.values())) else f"({text})"
+    return text if len(found.trials[rate]) == len(SEEDS) else f"({text})"
 
 
 def _broken(spec: str) -> str:

@@ -1,8 +1,8 @@
 """`compare --tune`: every row's own learning rate, from one grid, by validation examples; none of the test.
 
 A row begins with the middle of the grid and one seed, and climbs: as long as the best of what was tried is at its end,
-the next rate beyond it is tried. The other seed is for those that may still win: who is NEAR the best with the first
-one. So four to six runs a row are enough where the task's own rate is about right, and few are wasted far off.
+the next rate beyond it is tried. The other seed decides among those that are NEAR the best with the first one, where
+there are several. So three to six runs a row are enough where the task's own rate is about right.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from thinwire.lab.runs.timing import training
 GRID = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # times the task's own rate
 MIDDLE = (0.5, 1.0, 2.0)  # which everybody tries
 SEEDS = (1000, 1001)  # none that anything is evaluated on
-# Times what counts as the same score: two points of accuracy. Who is further behind the best with the first seed is not
-# tried with the others. Seeds of one rate that trains differ by less.  # higher => more trials, none given up too soon
-NEAR = 4.0
+# Times what counts as the same score: a point of accuracy, 2% of others. Who is further behind the best with the first
+# seed is not tried with the others.  # higher => more trials, none given up too soon
+NEAR = 2.0
 
 Row = tuple[str, str, str]  # task, exchange, name of the plan
 
@@ -64,7 +64,8 @@ class Tuned:
             return [(rate, SEEDS[0]) for rate in beyond]
         near = NEAR * curves.kept(self.metric, first[best])
         contenders = [rate for rate, score in first.items() if abs(score - first[best]) <= near]  # NaN: none
-        seconds = [(rate, seed) for rate in contenders for seed in SEEDS[len(self.trials[rate]) :]]
+        rivals = {*contenders, *(rate for rate, found in self.trials.items() if len(found) > 1)}
+        seconds = [(rate, seed) for rate in contenders for seed in SEEDS[len(self.trials[rate]) :] if len(rivals) > 1]
         return seconds or [(rate, SEEDS[0]) for rate in self._beyond(self.rate)]
 
     def _best(self, scores: dict[float, float]) -> float:
