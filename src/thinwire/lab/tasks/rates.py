@@ -19,6 +19,14 @@ RATES: dict[str, dict[str, float]] = {
         "fp16": 1.0, "bf16": 1.0, "qsgd(bits=4)": 1.0, "tnq(bits=2)": 0.5, "tnq(bits=4)": 1.0,
         "topk(density=0.01)": 1.0, "powersgd(factor_rank=4)": 1.0, "thc(bits=4)": 1.0, "qsgd(bits=4) every 8": 0.25,
     },
+    "cifar10": {  # 400 steps, own rate 0.05, which was the 1/2 of a grid around 0.1
+        "fp16": 1.0, "bf16": 1.0, "qsgd(bits=4)": 2.0, "tnq(bits=2)": 2.0, "tnq(bits=4)": 1.0,
+        "topk(density=0.01)": 2.0, "powersgd(factor_rank=4)": 2.0, "thc(bits=4)": 1.0, "qsgd(bits=4) every 8": 0.25,
+    },
+    "text": {  # text(steps=600) on WikiText-2, own rate 0.008
+        "fp16": 1.0, "bf16": 1.0, "qsgd(bits=4)": 1.0, "tnq(bits=2)": 0.5, "tnq(bits=4)": 1.0,
+        "topk(density=0.01)": 1.0, "powersgd(factor_rank=4)": 1.0, "thc(bits=4)": 1.0, "qsgd(bits=4) every 8": 1.0,
+    },
 }  # fmt: skip
 
 

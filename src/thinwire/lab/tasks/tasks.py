@@ -98,7 +98,7 @@ def cifar10(data: Path | None, *, width: int = 8) -> Task:
     width: 0.18 M weights.
     """
     dataset = datasets.cifar10(_needed(data, "cifar10", "the CIFAR-10 .bin files"))
-    return _classification("cifar10", dataset, lambda: resnets.resnet18(3, width=width), lr=0.1, steps=400)
+    return _classification("cifar10", dataset, lambda: resnets.resnet18(3, width=width), lr=0.05, steps=400)
 
 
 def text(data: Path | None, *, width: int = 128) -> Task:
