@@ -79,6 +79,27 @@ def test_what_a_later_climb_finds_is_held_against_what_won_before():
     assert row.rate == 0.5  # .8025 against .765
 
 
+def test_a_row_leaves_the_baselines_rate_only_for_a_better_one():
+    """What counts as the same are half a point of accuracy, and 1% of others."""
+
+    def rates_of(fp16, row, metric="accuracy"):
+        def runs(scheme, scores):
+            plans = [RunPlan("mlp", scheme, tune.SEEDS[0], rate=rate) for rate in (0.5, 1.0, 2.0)]
+            return [
+                replace(made_up(scheme, 1.0, [score] * 3), plan=plan, metric=metric, rising=metric == "accuracy")
+                for plan, score in zip(plans, scores, strict=True)
+            ]
+
+        return [found.rate for found in tune.tuned([*runs("fp16", fp16), *runs("qsgd", row)])]
+
+    assert rates_of((0.7, 0.8, 0.804), (0.7, 0.8, 0.804)) == [1.0, 1.0]
+    assert rates_of((0.7, 0.8, 0.806), (0.7, 0.806, 0.802)) == [2.0, 2.0]  # the baseline's, not the task's own
+    assert rates_of((0.7, 0.8, 0.7), (0.7, 0.8, 0.806)) == [1.0, 2.0]
+    assert rates_of((0.7, 0.8, 0.7), (0.803, 0.7, 0.804)) == [1.0, 2.0]  # as far away on both sides
+    assert rates_of((2.9, 2.5, 2.8), (2.48, 2.5, 2.8), "bits per byte") == [1.0, 1.0]
+    assert rates_of((2.9, 2.5, 2.8), (2.47, 2.5, 2.8), "bits per byte") == [1.0, 0.5]
+
+
 def test_where_all_diverge_lower_rates_are_tried():
     row, _ = climbed(lambda rate, seed: 0.8 if rate < 0.25 else math.nan)
     assert row.rate == 0.125 and row.trials[0.125] == (0.8,)

@@ -3,6 +3,9 @@
 A row begins with the middle of the grid and one seed, and climbs: as long as the best of what was tried is at its end,
 the next rate beyond it is tried. The other seed decides among those that are NEAR the best with the first one, where
 there are several. So three to six runs a row are enough where the task's own rate is about right.
+
+Two seeds are few: the best of several equally good rates is the luckiest. A row leaves the baseline's rate, and the
+baseline the task's own, only for one that is better by more than what counts as the same.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class Tuned:
     rising: bool
     metric: str
     trials: dict[float, tuple[float, ...]]
+    home: float = 1.0  # the rate to stay near: the baseline's, and for the baseline the task's own
 
     @property
     def scores(self) -> dict[float, float]:
@@ -46,9 +50,13 @@ class Tuned:
 
     @property
     def rate(self) -> float:
-        """The best of those tried with most seeds; of equals the one nearest to the task's own."""
+        """Of those tried with most seeds whose score counts as the same as the best's, the one nearest to `home`."""
         seeds = max(map(len, self.trials.values()))
-        return self._best({rate: self.scores[rate] for rate, found in self.trials.items() if len(found) == seeds})
+        scores = {rate: self.scores[rate] for rate, found in self.trials.items() if len(found) == seeds}
+        best = self._best(scores)
+        same = self._near(scores, best, 1.0) or [best]
+        least = min(map(self._away, same))
+        return self._best({rate: scores[rate] for rate in same if self._away(rate) == least})
 
     @property
     def at_the_edge(self) -> bool:
@@ -62,8 +70,7 @@ class Tuned:
         best = self._best(first)
         if beyond := self._beyond(best):
             return [(rate, SEEDS[0]) for rate in beyond]
-        near = NEAR * curves.kept(self.metric, first[best])
-        contenders = [rate for rate, score in first.items() if abs(score - first[best]) <= near]  # NaN: none
+        contenders = self._near(first, best, NEAR)
         rivals = {*contenders, *(rate for rate, found in self.trials.items() if len(found) > 1)}
         seconds = [(rate, seed) for rate in contenders for seed in SEEDS[len(self.trials[rate]) :] if len(rivals) > 1]
         return seconds or [(rate, SEEDS[0]) for rate in self._beyond(self.rate)]
@@ -74,9 +81,17 @@ class Tuned:
 
         def worth(rate: float) -> tuple[float, float]:
             score = scores[rate]
-            return (-math.inf, -rate) if math.isnan(score) else (sign * score, -abs(math.log(rate)))
+            return (-math.inf, -rate) if math.isnan(score) else (sign * score, -self._away(rate))
 
         return max(scores, key=worth)
+
+    def _near(self, scores: dict[float, float], best: float, times: float) -> list[float]:
+        """Whose score is the best one within so many times what counts as the same; none where all diverge."""
+        margin = times * curves.kept(self.metric, scores[best])
+        return [rate for rate, score in scores.items() if abs(score - scores[best]) <= margin]
+
+    def _away(self, rate: float) -> float:
+        return abs(math.log(rate / self.home))
 
     def _beyond(self, rate: float) -> list[float]:
         """The neighbour that was not tried yet, if any."""
@@ -108,4 +123,9 @@ def tuned(runs: Sequence[Run]) -> list[Tuned]:
         trials = rows.setdefault(row_of(run.plan), {})
         trials[run.plan.rate] = (*trials.get(run.plan.rate, ()), ends[-1] if ends else math.nan)
         about[row_of(run.plan)] = run
-    return [Tuned(row, about[row].rising, about[row].metric, trials) for row, trials in rows.items()]
+    found = [Tuned(row, about[row].rising, about[row].metric, trials) for row, trials in rows.items()]
+    homes = {each.row[0]: each.rate for each in found if curves.baseline_plan(about[each.row].plan)}
+    return [
+        each if curves.baseline_plan(about[each.row].plan) else replace(each, home=homes.get(each.row[0], 1.0))
+        for each in found
+    ]
