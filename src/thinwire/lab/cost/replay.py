@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import median
 
 from thinwire.exchange import hierarchical
@@ -211,12 +212,12 @@ class _Clock:
 
 
 def break_even(ours: Callable[[float], float], theirs: Callable[[float], float]) -> float | None:
-    """The highest bandwidth, in bits per second, at which `ours` is as fast as `theirs` (seconds of a bandwidth).
+    """The bandwidth, in bits per second, below which `ours` is faster than `theirs` (seconds of a bandwidth).
 
-    None: at no bandwidth; infinity: at every one.
+    None: not even on the thinnest link, whoever is faster on thick ones; infinity: on every link.
     """
     grid = [10 ** (exponent / 2) for exponent in range(10, 25)]  # 100 kbit .. 1 Tbit
-    faster = [bandwidth for bandwidth in grid if ours(bandwidth) < theirs(bandwidth)]
+    faster = list(takewhile(lambda bandwidth: ours(bandwidth) < theirs(bandwidth), grid))
     if not faster:
         return None
     low = faster[-1]
