@@ -65,6 +65,17 @@ def test_what_seeds_cannot_tell_is_left_open():
     assert open_pace.verdict.startswith("Open: ")
 
 
+def test_who_surely_ends_no_more_than_half_a_point_lower_is_as_good():
+    """However much higher it may end; +0.3 +-0.5 points here, and a little lower it is open."""
+
+    def verdict(ends):
+        return rows_of(*several("fp16", 2.0, CURVE), *several("x", 0.5, CURVE, ends=ends))["x"].verdict
+
+    assert verdict((0.001, 0.005, 0.009)).startswith("Pays here: ")
+    assert "ends no worse (+0.3 ±0.5 points)" in verdict((0.001, 0.005, 0.009))
+    assert verdict((-0.005, -0.001, 0.003)).startswith("Sooner; whether as good is open: ")
+
+
 def test_who_ends_as_good_in_fewer_seconds_is_never_said_not_to_pay():
     almost = [0.5, 0.7, 0.78, 0.79, 0.79, 0.79]  # whose rolling mean never gets to .8
     row = rows_of(*several("fp16", 2.0, CURVE), *several("x", 0.5, almost, ends=(0.06, 0.062, 0.064)))["x"]

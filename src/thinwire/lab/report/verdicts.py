@@ -1,8 +1,8 @@
 """Does it pay, here? One sentence for every row, from paired differences over seeds and their 95% intervals.
 
 Two questions: is the row at the target sooner than the baseline, and does it end as well? A difference counts when its
-interval leaves out zero. What lies within `kept` or WORTH of the baseline is level; what is neither is left open, and
-the sentence says so, for another number of seeds may decide it.
+interval leaves out zero. What lies within `kept` or WORTH of the baseline is level, and who surely ends no more
+than `kept` below it is as good; the rest is left open, and the sentence says so, for more seeds may decide it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _by_the_end(row: SchemeRow, baseline: SchemeRow, end: str) -> str:
 
 
 def ending(row: SchemeRow, baseline: SchemeRow) -> str:
-    """How the final scores compare: "higher" (which is better), "level", "lower" or "open"."""
+    """How the final scores compare: "higher" (which is better), "level", "no worse", "lower" or "open"."""
     assert row.difference is not None and baseline.score is not None
     margin = kept(row.metric, baseline.score)
     difference = row.difference
@@ -107,7 +107,9 @@ def ending(row: SchemeRow, baseline: SchemeRow) -> str:
         return "lower" if difference.mean < -margin else "higher" if difference.mean > margin else "level"
     if -margin <= difference.low and difference.high <= margin:
         return "level"
-    return "lower" if difference.high < 0 else "higher" if difference.low > 0 else "open"
+    if difference.low >= -margin:
+        return "higher" if difference.low > 0 else "no worse"
+    return "lower" if difference.high < 0 else "open"
 
 
 def _ending_words(row: SchemeRow, end: str, *, but: bool = False) -> str:
@@ -124,7 +126,9 @@ def _ending_words(row: SchemeRow, end: str, *, but: bool = False) -> str:
     else:
         by = found.text("+.2g", 1.0 if row.rising else -1.0) + f" {row.metric}"
     one = "" if math.isfinite(found.half) else ", one seed"
-    how = {"higher": "ends better", "level": "ends level", "lower": "ends worse"}.get(end, "how it ends is open")
+    how = {
+        "higher": "ends better", "level": "ends level", "no worse": "ends no worse", "lower": "ends worse",
+    }.get(end, "how it ends is open")  # fmt: skip
     word = "but" if but and end in ("lower", "open") else "and"
     return f"{word} {how} ({by}{one})"
 
