@@ -106,3 +106,14 @@ def test_the_fit_finds_latency_and_bandwidth():
     assert found.processor_seconds == pytest.approx(5e-4, rel=0.1)
     falling = fit([(1e3, 5.0, 0.0), (1e6, 1.0, 0.0)])  # nonsense from a disturbed machine stays usable
     assert falling.latency_seconds >= 0 and falling.seconds_per_byte > 0
+
+
+def test_what_is_faster_on_thick_links_alone_pays_below_none():
+    """As fp32 against fp16: nothing to cast, and twice as much to send."""
+
+    def seconds(encode, nbytes):
+        return lambda bandwidth: encode + 8 * nbytes / bandwidth
+
+    casts, sends_more = seconds(0.1, 9000), seconds(0.0, 18000)
+    assert sends_more(1e12) < casts(1e12) and break_even(sends_more, casts) is None
+    assert break_even(casts, sends_more) == pytest.approx(8 * 9000 / 0.1, rel=1e-2)
