@@ -80,11 +80,39 @@ def test_vnmse_is_measured_on_the_tasks_gradients_early_and_late(monkeypatch):
 
 def test_errors_are_judged_early_and_late():
     errors = {CODED.spec: (0.3, 0.3), CHUNKS.spec: (0.4, 0.2), PARTIAL.spec: (0.012, 0.012), FULL.spec: (0.01, 0.01)}
-    chunks, rotation = evaluated.error_claims(errors)
+    chunks, rotation = evaluated.error_claims("mlp", errors)
     assert chunks.verdict == "fails"  # late it is the other way round
     assert rotation.verdict == "holds" and rotation.expected == "1.25x at most"
-    [_, rotation] = evaluated.error_claims({**errors, PARTIAL.spec: (0.012, 0.013)})
+    [_, rotation] = evaluated.error_claims("mlp", {**errors, PARTIAL.spec: (0.012, 0.013)})
     assert rotation.verdict == "fails"
+
+
+def test_images_and_text_are_judged_on_gradients_of_their_own_by_all_rungs(monkeypatch, tmp_path):
+    (tmp_path / "train.txt").write_text("a text. " * 200)
+    errors = {
+        "mlp": {CODED.spec: (0.3, 0.3), CHUNKS.spec: (0.4, 0.4)},
+        "text": {CODED.spec: (0.4, 0.4), CHUNKS.spec: (0.3, 0.3)},
+    }
+    trained, shown = [], []
+
+    def train(task, data, rungs, networks, seeds, progress, stop):
+        trained.append((task.partition("(")[0], data, rungs, len(networks)))
+        return record_of()
+
+    monkeypatch.setattr(proxies, "vnmses", lambda task, *_: errors[task.name])
+    monkeypatch.setattr(repro, "train", train)
+    monkeypatch.setattr(repro, "tell", lambda part, record, rungs, known, found: shown.append((part, known)))
+    monkeypatch.setattr(costs, "breakdown", lambda *_: None)
+    monkeypatch.setattr(costs, "scaling", lambda *_: None)
+    found = Findings(1, silent)
+    for part in repro.parts(False, tmp_path).values():
+        part(found)
+    assert trained == [("mlp", None, list(RUNGS), 3), ("text", tmp_path, list(RUNGS), 1)]
+    assert shown == [("images", errors["mlp"]), ("text", errors["text"])]
+    assert [(claim.claim.partition(":")[0], claim.verdict) for claim in found.claims] == [
+        ("vNMSE, images", "holds"), ("vNMSE, text", "fails"),
+    ]  # fmt: skip
+    assert list(repro.parts(True, tmp_path)) == list(repro.parts(False, None)) == ["costs", "images"]
 
 
 # -- claims ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ PAPERS = {
     ),
     "regtopk": Paper(
         "Regularized Top-k: A Bayesian Framework for Gradient Sparsification", "Bereyhi et al., 2025", 2, 5,
-        ("regression", "toy", "images", "local"),
+        ("regression", "toy", "images", "finetuning"),
     ),
     "utility": Paper(
         "Beyond Throughput and Compression Ratios: Towards High End-to-end Utility of Gradient Compression",

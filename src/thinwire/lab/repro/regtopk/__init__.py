@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from thinwire.lab.repro.claims import Findings, Part
-from thinwire.lab.repro.regtopk import images, regression, toy
+from thinwire.lab.repro.regtopk import finetuning, images, regression, toy
 from thinwire.lab.tasks import datasets
 
 
 def parts(quick: bool, data: Path | None) -> dict[str, Part]:
-    """`quick`: fewer densities and rounds, and no local steps. `data`: where CIFAR-10 lies; without it, the embedded
+    """`quick`: fewer densities and rounds, and no fine-tuning. `data`: where CIFAR-10 lies; without it, the embedded
     images."""
     dataset = datasets.embedded_images() if data is None else datasets.cifar10(data)
     source = "the embedded images" if data is None else "CIFAR-10"
@@ -27,8 +27,8 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
         training = images.ImageRun(rounds=240) if data or not quick else images.ImageRun(rounds=12, width=4)
         images.add_table(training, source, dataset, found, quick)
 
-    def take_local_steps(found: Findings) -> None:
-        images.add_local_table(source, dataset, found)
+    def fine_tune(found: Findings) -> None:
+        finetuning.add_table(source, dataset, found)
 
     every: dict[str, Part] = {"regression": solve, "toy": play, "images": classify}
-    return every if quick else every | {"local": take_local_steps}
+    return every if quick else every | {"finetuning": fine_tune}

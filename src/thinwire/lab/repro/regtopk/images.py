@@ -1,8 +1,8 @@
-"""RegTop-k and Top-k on images: ResNet-18's topology, with and without feedback, after one and many local steps."""
+"""RegTop-k and Top-k on images: ResNet-18's topology, with and without feedback."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
@@ -17,10 +17,8 @@ from thinwire.lab.tasks import datasets
 from thinwire.lab.tasks.resnets import resnet18
 
 FIRST_SEED = 10  # the rate was looked at on others
-EARLY = 10  # rounds, of which the re-sent share is told apart
 PUBLISHED = 8.0  # points, about: the authors' margin for ResNet-18 on CIFAR-10 at density 0.1%
 DENSITIES = (0.001, 0.0001)  # that of the abstract, and that of the authors' script
-LOCAL = {1: 120, 8: 60, 40: 24}  # local steps, rounds
 BARE_TOPK, BARE_REGTOPK = "Top-k, no feedback", "RegTop-k, mu = 5, no feedback"
 TOPK, REGTOPK = "Top-k", "RegTop-k, mu = 5"  # the authors' mu for images
 
@@ -52,8 +50,7 @@ def rows_at(density: float, quick: bool = False) -> list[Row]:
 @dataclass(frozen=True)
 class Outcome:
     accuracy: float  # at the end, in percent
-    resent: float = 0.0  # of all that was sent, the share that had been sent the round before
-    early: float = 0.0  # the same of the first rounds
+    resent: tuple[float, ...] = ()  # round by round: of what was sent, the share that had been sent the round before
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ class ImageRun:
     """Plain SGD on virtual workers that choose over the whole model.
 
     All workers use one model in turn, so its batch norm's running statistics, by which it is evaluated, are
-    everybody's. `local`: as in the authors' code, a worker takes all but the last of so many steps by itself, sends the
-    gradient of the last, and forgets where it went.
+    everybody's.
     """
 
     rounds: int
@@ -70,50 +66,41 @@ class ImageRun:
     batch: int = 20
     rate: float = 0.1
     width: int = 8
-    local: int = 1
-    local_rate: float = 0.01  # the authors'
 
     def outcome(self, row: Row, dataset: datasets.Dataset, seed: int) -> Outcome:
         torch.manual_seed(seed)
         model = resnet18(dataset.train.inputs.shape[1], width=self.width)
+        return self.trained(model, gradient, row, dataset, seed)
+
+    def trained(self, model: nn.Module, says: Says, row: Row, dataset: datasets.Dataset, seed: int) -> Outcome:
+        """What becomes of `model`; `says`: the gradient that a worker gives, of its next examples."""
         parameters = dict(model.named_parameters())
         simulation = Simulation(row.scheme, workers=self.workers, feedback=row.feedback, seed=seed)
         streams = [
             dataset.train.shard(worker, self.workers, seed=seed).batches(self.batch, seed=seed * 1000 + worker)
             for worker in range(self.workers)
         ]
-        early = 0.0
-        for number in range(self.rounds):
-            grads = [self._gradient(model, parameters, stream) for stream in streams]
+        shares, before = [], (0.0, 0.0)
+        for _ in range(self.rounds):
+            grads = [says(model, parameters, stream) for stream in streams]
             with torch.no_grad():
                 for name, update in simulation.reduce(grads).items():
                     parameters[name].sub_(update, alpha=self.rate)
-            if number + 1 == EARLY:
-                early = _resent(simulation)
-        return Outcome(_accuracy(model, dataset.test), _resent(simulation), early)
-
-    def _gradient(
-        self, model: nn.Module, parameters: Mapping[str, Tensor], stream: Iterator[datasets.Examples]
-    ) -> dict[str, Tensor]:
-        grads: tuple[Tensor, ...] = ()
-        common = {name: tensor.detach().clone() for name, tensor in parameters.items()} if self.local > 1 else {}
-        for step in range(self.local):
-            examples = next(stream)
-            loss = functional.cross_entropy(model(examples.inputs), examples.targets)
-            grads = torch.autograd.grad(loss, list(parameters.values()))
-            if step + 1 == self.local:
-                break
-            with torch.no_grad():
-                for tensor, grad in zip(parameters.values(), grads, strict=True):
-                    tensor.sub_(grad, alpha=self.local_rate)
-        with torch.no_grad():
-            for name, tensor in common.items():
-                parameters[name].copy_(tensor)
-        return dict(zip(parameters, grads, strict=True))
+            resent, sent = (sum(memory.shown(what) for memory in simulation.memories) for what in ("resent", "sent"))
+            shares.append((resent - before[0]) / max(sent - before[1], 1.0))
+            before = resent, sent
+        return Outcome(_accuracy(model, dataset.test), tuple(shares))
 
 
-def _resent(simulation: Simulation) -> float:
-    return mean(simulation.scheme.report(memory).get("resent", 0.0) for memory in simulation.memories)
+Says = Callable[[nn.Module, Mapping[str, Tensor], Iterator[datasets.Examples]], dict[str, Tensor]]
+
+
+def gradient(
+    model: nn.Module, parameters: Mapping[str, Tensor], stream: Iterator[datasets.Examples]
+) -> dict[str, Tensor]:
+    examples = next(stream)
+    loss = functional.cross_entropy(model(examples.inputs), examples.targets)
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
 @torch.no_grad()
@@ -151,7 +138,7 @@ def train(
 
     def run(plan: Plan) -> Outcome:
         seed, density, row = plan
-        progress(f"images: {row.title}, density {density:.2%}, {training.local} local steps, seed {seed}")
+        progress(f"images: {row.title}, density {density:.2%}, seed {seed}")
         return training.outcome(row, dataset, seed)
 
     outcomes = stop.all(plans, run)
@@ -168,9 +155,9 @@ def image_table(where: str, runs: Runs) -> Listing:
         against = runs.get((density, rows_at(density)[2]), [])  # of the uncompressed there is none
         margins = [a.accuracy - b.accuracy for a, b in zip(outcomes, against, strict=False)]
         rows.append([
-            f"{density:.2%}" if density else "all", row.title, _with_spread([each.accuracy for each in outcomes]),
+            f"{density:.2%}" if density else "all", row.title, with_spread([each.accuracy for each in outcomes]),
             intervals.interval(margins).text() if margins and row.title != TOPK else "",
-            f"{mean(each.resent for each in outcomes):.2%}" if density else "",
+            f"{mean(mean(each.resent) for each in outcomes):.2%}" if density else "",
         ])  # fmt: skip
     seeds = len(next(iter(runs.values()), []))
     columns = ["density", "scheme", "test accuracy, %", "points against Top-k with feedback", "re-sent"]
@@ -201,34 +188,6 @@ def claims_of(where: str, density: float, runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-def add_local_table(source: str, dataset: datasets.Dataset, found: Findings) -> None:
-    """One seed: it is the re-sent share that is looked at."""
-    rows = []
-    density = DENSITIES[1]
-    for local, rounds in LOCAL.items():
-        training = ImageRun(rounds=rounds, local=local)
-        wanted = [(density, row) for row in rows_at(density, quick=True)[2:]]
-        runs = train(training, wanted, 1, dataset, found.progress, found.stop)
-        for (_, row), (outcome, *_) in runs.items():
-            shares = [f"{outcome.early:.1%}", f"{outcome.resent:.1%}"]
-            rows.append([local, rounds, row.title, round(outcome.accuracy, 1), *shares])
-            if row.title == TOPK:
-                found.claims.append(_fading(source, local, outcome))
-    columns = ["local steps", "rounds", "scheme", "test accuracy, %", f"re-sent, first {EARLY} rounds", "re-sent"]
-    title = f"Gradients taken after local steps, {source}, density {density:.2%}, one seed, weights not trained before"
-    found.tables.append(Listing(title, columns, rows))
-
-
-def _fading(source: str, local: int, outcome: Outcome) -> Claim:
-    return Claim(
-        claim=f"{source}, gradients after {local} local steps: what the regulariser can act on is most at the start",
-        measured=f"{outcome.early:.1%} of the first {EARLY} rounds' elements, {outcome.resent:.1%} of all",
-        expected="fewer later",
-        verdict="holds" if outcome.early > outcome.resent else "fails",
-        source=OURS,
-    )
-
-
-def _with_spread(values: Sequence[float]) -> str:
+def with_spread(values: Sequence[float]) -> str:
     """The mean and the standard deviation over seeds."""
     return f"{mean(values):.1f} ± {stdev(values) if len(values) > 1 else 0.0:.1f}"

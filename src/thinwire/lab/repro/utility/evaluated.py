@@ -215,8 +215,8 @@ def _early_claim(results: Sequence[RungResult], fp16: RungResult, at: str) -> Cl
 # -- proxies -----------------------------------------------------------------------------------------------------
 
 
-def error_claims(errors: dict[str, tuple[float, float]]) -> list[Claim]:
-    """What each change does to vNMSE, early and late; these do not vary from run to run."""
+def error_claims(part: str, errors: dict[str, tuple[float, float]]) -> list[Claim]:
+    """What each change does to vNMSE on this part's gradients, early and late; these do not vary from run to run."""
 
     def less(first: Rung, second: Rung, text: str, source: str, factor: float = 1.0) -> list[Claim]:
         if first.spec not in errors or second.spec not in errors:
@@ -225,7 +225,13 @@ def error_claims(errors: dict[str, tuple[float, float]]) -> list[Claim]:
         measured = f"{ours[0]:.3g} and {theirs[0]:.3g} early, {ours[1]:.3g} and {theirs[1]:.3g} late"
         holds = all(a <= factor * b if factor > 1 else a < b for a, b in zip(ours, theirs, strict=True))
         return [
-            Claim(f"vNMSE: {text}", measured, "less" if factor == 1 else f"{factor:g}x at most", told(holds), source)
+            Claim(
+                f"vNMSE, {part}: {text}",
+                measured,
+                "less" if factor == 1 else f"{factor:g}x at most",
+                told(holds),
+                source,
+            )
         ]
 
     return [

@@ -18,7 +18,6 @@ class Rung:
     spec: str
     compute: str = "fp32"
     quick: bool = False  # part of the small version, too
-    text: bool = False  # trained on text, too
 
     @property
     def title(self) -> str:
@@ -30,26 +29,25 @@ class Rung:
         return self.spec if self.compute == "fp32" else f"{self.spec}, computed in {self.compute}"
 
 
-FP32 = Rung(BASELINES, "32 bits", "fp32", quick=True, text=True)
-FP16 = Rung(BASELINES, "16 bits", "fp16", quick=True, text=True)
-BF16 = Rung(BASELINES, "16 bits, computed in 16 bits", "fp16", compute="bf16", text=True)
+FP32 = Rung(BASELINES, "32 bits", "fp32", quick=True)
+FP16 = Rung(BASELINES, "16 bits", "fp16", quick=True)
+BF16 = Rung(BASELINES, "16 bits, computed in 16 bits", "fp16", compute="bf16")
 
 # Half a bit per coordinate in what one worker sends: Top-k with 48 bits per element, with about 23, TopKC.
-PLAIN = Rung(TOPK, "values of 16 bits, places of 32", "topk(density=0.0104, places='plain')", quick=True, text=True)
-CODED = Rung(TOPK, "places coded in few bits", "topk(density=0.0215)", text=True)
-CHUNKS = Rung(TOPK, "chunks chosen together: TopKC", "topkc(density=0.0234, chunk=128)", quick=True, text=True)
+PLAIN = Rung(TOPK, "values of 16 bits, places of 32", "topk(density=0.0104, places='plain')", quick=True)
+CODED = Rung(TOPK, "places coded in few bits", "topk(density=0.0215)")
+CHUNKS = Rung(TOPK, "chunks chosen together: TopKC", "topkc(density=0.0234, chunk=128)", quick=True)
 SHUFFLED = Rung(TOPK, "TopKC, elements shuffled first", "topkc(density=0.0234, chunk=128, shuffle=True)")
 
 # 4-bit integers of each worker. The partial rotation has ten stages, as in THC's authors' code; our default twelve.
 FULL = Rung(THC, "full width, full rotation", "thc(bits=4, rotate=30)")
-PARTIAL = Rung(THC, "partial rotation", "thc(bits=4, rotate=10)", quick=True, text=True)
+PARTIAL = Rung(THC, "partial rotation", "thc(bits=4, rotate=10)", quick=True)
 SATURATING = Rung(THC, "saturating sums, full rotation", "thc(bits=4, rotate=30, saturate=True)")
-BOTH = Rung(THC, "partial rotation and saturating sums", "thc(bits=4, rotate=10, saturate=True)", quick=True, text=True)
+BOTH = Rung(THC, "partial rotation and saturating sums", "thc(bits=4, rotate=10, saturate=True)", quick=True)
 TABLE = Rung(THC, "partial rotation, look-up table", "thc(bits=4, rotate=10, levels='table')")
 
 RANKS = tuple(
-    Rung(POWERSGD, f"rank {rank}", f"powersgd(factor_rank={rank})", quick=rank == 4, text=rank == 4)
-    for rank in (1, 4, 16, 64)
+    Rung(POWERSGD, f"rank {rank}", f"powersgd(factor_rank={rank})", quick=rank == 4) for rank in (1, 4, 16, 64)
 )
 ONE_SIDED = Rung(POWERSGD, "rank 4, one-sided", "powersgd(factor_rank=4, sided='one')")
 

@@ -14,6 +14,7 @@ from thinwire.lab.tasks.estimates import Named
 from thinwire.lab.tasks.tasks import Task
 
 WARM, ROUNDS = 4, 3  # steps that errors are measured on, after those in which schemes with a memory settle
+EVERY = 25  # steps between early and late, of which one is told
 
 
 def vnmses(
@@ -25,9 +26,10 @@ def vnmses(
     window = WARM + ROUNDS
     for step, grads in enumerate(task_gradients(task, late + window, workers)):
         within = step if step < window else step - late
+        if within >= 0 or step % EVERY == 0:
+            progress(f"vNMSE on gradients of the task, step {step + 1} of {late + window}")
         if within < 0:
             continue
-        progress(f"vNMSE on gradients of the task, step {step + 1} of {late + window}")
         exact = estimates.mean_of(grads)
         for spec, simulation in simulations.items():
             error = estimates.vnmse(simulation.reduce(grads), exact)

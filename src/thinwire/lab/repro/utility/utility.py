@@ -21,7 +21,7 @@ WORKERS = 4
 NETWORKS = ("auto:100mbit", "auto:1gbit", "none")
 TASK, LATE = "mlp(width=2048, steps=120, evaluate_every=6)", 60
 QUICK_TASK, QUICK_LATE = "mlp(width=512, steps=40, evaluate_every=2)", 20
-TEXT = "text(steps=600)"  # a transformer; the learning rate falls to zero, so that all end on a plateau
+TEXT, TEXT_LATE = "text(steps=600)", 300  # a transformer; the rate falls to zero, so that all end on a plateau
 FIRST_SEED = 20  # none below was kept from those who chose the rungs and how a target is set
 COUNTS, QUICK_COUNTS = (2, 4, 8), (2, 4)
 TURNS = 3  # of the measurements of scaling
@@ -36,18 +36,18 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
     rungs = [rung for rung in RUNGS if rung.quick or not quick]
     task, late, counts = (QUICK_TASK, QUICK_LATE, QUICK_COUNTS) if quick else (TASK, LATE, COUNTS)
     networks = NETWORKS[:1] if quick else NETWORKS
-    measured: dict[str, tuple[float, float]] = {}
+    measured: dict[str, dict[str, tuple[float, float]]] = {}
 
-    def errors(progress: Progress) -> dict[str, tuple[float, float]]:
-        """On gradients of the images' model, early and late; measured once for both parts that show them."""
-        specs = list(dict.fromkeys(rung.spec for rung in rungs))
-        if not measured:
-            measured.update(proxies.vnmses(load_task(task), specs, late, WORKERS, progress))
-        return measured
+    def errors(task: str, late: int, data: Path | None, progress: Progress) -> dict[str, tuple[float, float]]:
+        """On gradients of the task's model, early and late; measured once for all parts that show them."""
+        if task not in measured:
+            specs = list(dict.fromkeys(rung.spec for rung in rungs))
+            measured[task] = proxies.vnmses(load_task(task, data), specs, late, WORKERS, progress)
+        return measured[task]
 
     def count_costs(found: Findings) -> None:
         with found.stop:
-            found.claims += evaluated.error_claims(errors(found.progress))
+            found.claims += evaluated.error_claims("images", errors(task, late, None, found.progress))
             alike = [rung for rung in rungs if rung.compute == "fp32"]
             model = load_task(task).model()
             found.tables.append(costs.breakdown(alike, model, WORKERS, found.claims, found.progress))
@@ -56,14 +56,16 @@ def parts(quick: bool, data: Path | None) -> dict[str, Part]:
 
     def classify(found: Findings) -> None:
         with found.stop:
-            known = errors(found.progress)
+            known = errors(task, late, None, found.progress)
             record = train(task, None, rungs, networks, found.seeds, found.progress, found.stop)
             tell("images", record, rungs, known, found)
 
     def read(found: Findings) -> None:
-        chosen = [rung for rung in rungs if rung.text]
-        record = train(TEXT, data, chosen, networks[:1], found.seeds, found.progress, found.stop)
-        tell("text", record, chosen, {}, found)
+        with found.stop:
+            known = errors(TEXT, TEXT_LATE, data, found.progress)
+            found.claims += evaluated.error_claims("text", known)
+            record = train(TEXT, data, rungs, networks[:1], found.seeds, found.progress, found.stop)
+            tell("text", record, rungs, known, found)
 
     every: dict[str, Part] = {"costs": count_costs, "images": classify}
     return every | {"text": read} if not quick and data is not None and has_text(data) else every
