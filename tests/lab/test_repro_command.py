@@ -15,9 +15,11 @@ from thinwire.lab.tasks import datasets
 
 def measure(found):
     found.progress("measuring")
-    found.claims.append(
-        Claim("less is more", measured=f"{found.seeds} of 5", expected="5 of 5", verdict="level", source=OURS)
-    )
+    for verdict, title in (("level", "less is more"), ("holds", "one is one")):
+        measured = f"{found.seeds} of 5"
+        found.claims.append(
+            Claim(title, measured, expected="5 of 5", verdict=verdict, source=OURS, reason="too little")
+        )
     found.tables.append(Listing("Errors", ["scheme", 7], [["a_scheme_with_a_very_long_name" * 3, 0.5]]))
 
 
@@ -39,9 +41,11 @@ def test_a_reproduction_is_shown_whole_and_kept_with_what_it_ran_on(monkeypatch,
     narrow = CliRunner().invoke(app, ["repro", "tnq", "--quick"], env={"COLUMNS": "40"}).output
     assert "…" not in narrow  # a long name is folded, never cut
     assert "less is more" in said.output and "level" in said.output and "ours" in said.output
+    assert "level: less is more: too little" in said.output and "one is one: too little" not in said.output
     kept = json.loads(file.read_text())["tnq"]
     assert kept["quick"] is True and kept["seeds"] == 2 and kept["claims"][0]["measured"] == "2 of 5"
     assert kept["tables"][0]["columns"] == ["scheme", 7] and kept["claims"][0]["verdict"] == "level"
+    assert [claim.get("reason") for claim in kept["claims"]] == ["too little", None]
     assert kept["machine"] and kept["versions"]["torch"] and kept["created"]
 
 
@@ -66,7 +70,7 @@ def test_parts_are_run_by_themselves_and_none_after_a_stop(monkeypatch, tmp_path
     given = ["repro", "regtopk", "--json", str(file)]
     assert CliRunner().invoke(app, [*given, "--part", "images", "--part", "toy"]).exit_code == 0
     kept = json.loads(file.read_text())["regtopk"]
-    assert kept["parts"] == ["toy", "images"] and len(kept["claims"]) == 2 and not kept["stopped"]
+    assert kept["parts"] == ["toy", "images"] and len(kept["claims"]) == 4 and not kept["stopped"]
     said = CliRunner().invoke(app, given)
     kept = json.loads(file.read_text())["regtopk"]
     assert kept["parts"] == ["regression"] and kept["stopped"] and "stopped: only what was finished" in said.output

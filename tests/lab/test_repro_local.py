@@ -57,7 +57,10 @@ def test_differences_are_of_the_same_seeds_with_their_interval():
     failed = outcome(repro.SPARSE, [4.4, 5.5], reason="worker 1 failed")
     found, text = repro.difference(failed, other)
     assert found.mean == float("inf") and text == "failed: worker 1 failed"
-    assert repro.as_good("", failed, other, "").verdict == "fails"
+    claim = repro.as_good("", failed, other, "")
+    assert claim.verdict == "fails" and claim.why_not == "failed: worker 1 failed"
+    less = repro.as_good("", outcome(repro.SPARSE, [4.4, 5.5], nbytes=2e5, rounds=30), other, "")
+    assert less.why_not == "it sends 0.2 of the other's bytes, in 30 rounds"
 
 
 def test_settings_are_the_recipes():

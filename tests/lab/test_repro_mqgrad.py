@@ -114,6 +114,12 @@ def test_a_run_that_is_late_or_never_there_is_seen():
     outcomes |= {"mqgrad": [outcome([0.4] * 5), outcome([0.9, 0.9, 0.9, 0.9, 0.1]), outcome([0.9] * 5)]}
     listing = evaluated.by_seed(outcomes, "anywhere", 400)
     assert dict(listing.rows)["mqgrad"] == "1.00  5.00  never" and "seeds 400 to 402" in listing.title
+    whys = {claim.claim: claim.why_not for claim in evaluated.claims_of(outcomes, EVERY.fixed, "60mbit")}
+    late, closeness, learning, few = (why for claim, why in whys.items() if evaluated.CARRIED not in claim)
+    assert late == "its seconds over those of the best, seed by seed: 0.25, 1.2, never there"
+    assert closeness is few is None and learning == (
+        "with learning and without the level is 4 and 4 in the first quarter, 4 and 4 in the last"
+    )
 
 
 def test_another_knob_is_judged_by_its_own_fixed_levels():

@@ -164,7 +164,7 @@ class MadeUp:
         if mixer and "topk" in mixer and step > 0.1:
             return GossipRun(10.0, 1.0, 1.0, diverged=True)
         if mixer and "powergossip" in mixer:
-            return GossipRun(84.5 if "iterations" in mixer else 83.5, 1.0, 1.0)
+            return GossipRun(84.5 if "iterations" in mixer else 83.5, 0.25, 1.0)
         return GossipRun((85.0 if step is None else 85.0 - 20 * abs(step - 0.25)) - abs(rate - 1), 1.0, 1.0)
 
 
@@ -195,6 +195,8 @@ def test_every_peer_is_tuned_and_compared():
     assert verdicts[par.format("PowerGossip, rank 1")] == "fails"
     assert verdicts[par.format("PowerGossip, rank 1, 2 iterations")] == "holds"
     assert {verdict for claim, verdict in verdicts.items() if "beats" in claim or "top 1%" in claim} == {"holds"}
+    [why] = (claim.why_not for claim in claims if claim.claim == par.format("PowerGossip, rank 1"))
+    assert why == "it sends 0.25 of the other's bytes"
 
 
 def test_without_settings_nobody_is_tuned_and_the_authors_have_rates_of_their_own():

@@ -62,6 +62,20 @@ def test_the_margins_on_images_are_reported_as_they_are():
     assert images.claims_of("anywhere", 0.0001, runs) == []
 
 
+def test_where_regtopk_gains_nothing_the_share_it_can_act_on_is_told():
+    shares = {"bare": (0.0, 0.3), "bare_reg": (), "topk": (0.0, 0.001), "regtopk": ()}
+    runs = {
+        key: [Outcome(each.accuracy, shares[name]) for each in found]
+        for name, (key, found) in zip(
+            shares, outcomes(bare=[20.0, 21.0], bare_reg=[20.0, 21.0], topk=[30.0, 31.0], regtopk=[29.0, 31.0]).items(),
+            strict=True,
+        )
+    }  # fmt: skip
+    both, *_, bare = images.claims_of("anywhere", 0.001, runs)
+    assert both.verdict == "level" and both.why_not and both.why_not.startswith("0.05% of what Top-k sends")
+    assert bare.reason and bare.reason.startswith("15.00% of what Top-k sends")
+
+
 def test_the_tables_hold_every_scheme_and_setting(monkeypatch):
     tiny = regression.Regression.draw(0, workers=3, points=20, size=10)
     monkeypatch.setattr(regression.Regression, "draw", lambda seed: tiny)

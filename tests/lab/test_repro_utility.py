@@ -38,6 +38,7 @@ def verdicts(results, record):
 
 
 BASELINES = ((FP32, 4.0, [0.8, 0.8], 0.0), (FP16, 2.0, [0.8, 0.8], 1e-7))
+FP32_LEVEL = (FP32, 2.0, [0.8, 0.8], 0.0)
 SOONER = "TopKC is at the target before Top-k with 16 + 32 bits"
 
 
@@ -84,7 +85,7 @@ def test_errors_are_judged_early_and_late():
     assert chunks.verdict == "fails"  # late it is the other way round
     assert rotation.verdict == "holds" and rotation.expected == "1.25x at most"
     [_, rotation] = evaluated.error_claims("mlp", {**errors, PARTIAL.spec: (0.012, 0.013)})
-    assert rotation.verdict == "fails"
+    assert rotation.verdict == "fails" and rotation.why_not and "block by block" in rotation.why_not
 
 
 def test_images_and_text_are_judged_on_gradients_of_their_own_by_all_rungs(monkeypatch, tmp_path):
@@ -192,6 +193,29 @@ def test_fewer_pay_on_faster_links():
     assert claim.verdict == "holds" and claim.measured == "2 on 100mbit, 1 on loopback"
     [claim] = evaluated.between_links({"100mbit": fast, "none": slow}, "mlp(width=2)")
     assert claim.verdict == "fails"
+
+
+def test_what_does_not_hold_says_why_by_what_was_measured():
+    def why(results, record, start):
+        [claim] = (claim for claim in evaluated.claims_of(results, record) if start in claim.claim)
+        assert claim.verdict != "holds"
+        return claim.why_not
+
+    chunks_late = made_up_results(*BASELINES, (PLAIN, 1.0, [0.8, 0.8], 0.3), (CHUNKS, 0.5, [0.5, 0.6], 0.4))
+    assert why(*chunks_late, SOONER) == "a step takes 50 against 100 ms, and the end is 60.0% against 80.0%"
+    assert why(*chunks_late, "not against fp16") == "all that pay do so by 2.00x or more against fp16, too"
+    nobody = made_up_results(FP32_LEVEL, BASELINES[1], (CHUNKS, 9.0, [0.8, 0.8], 0.4))
+    assert why(*nobody, "lead early") == "nobody is ahead of fp16 so early"
+    assert why(*nobody, "not against fp16").endswith("the wire takes: under fp16 140 of 200")
+    assert why(*nobody, "weak baseline").endswith("the wire takes: under fp32 140 of 200, under fp16 140 of 200")
+    rising = [0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9]
+    leading = made_up_results((FP16, 4.0, rising, 0.0), (CHUNKS, 1.0, [0.5] * 7 + [0.95], 0.4))
+    assert why(*leading, "lead early") == f"the ends of those that lead, against fp16: {CHUNKS.spec} +5.0 ±0.0"
+    [claim] = evaluated.between_links({"100mbit": nobody[0], "none": chunks_late[0]}, "mlp(width=2)")
+    assert claim.why_not and claim.why_not.endswith("on 100mbit 140 of 200, on loopback 140 of 200")
+    broken = record_of(*(made_up(spec, 1.0, [0.8]) for spec in ("fp32", "fp16", PLAIN.spec)),
+                       made_up(CHUNKS.spec, 1.0, [0.8], reason="broke"))  # fmt: skip
+    assert why(repro.results_of([FP32, FP16, PLAIN, CHUNKS], broken, {}), broken, SOONER) == "failed: broke"
 
 
 def test_a_failed_run_is_the_last_and_is_shown():

@@ -322,6 +322,12 @@ def score_text(metric: str, score: float | None, *, short: bool = False) -> str:
     return f"{score:.3g}" if short else f"{score:.3g} {metric}"
 
 
+def difference_text(row: SchemeRow) -> str:
+    """Better than the baseline by so much, with its 95% interval."""
+    assert row.difference is not None
+    return row.difference.text("+.1f", 100) if row.metric == "accuracy" else row.difference.text("+.3f")
+
+
 def number_text(value: float | None, form: str, scale: float = 1.0) -> str:
     return "" if value is None else format(value * scale, form)
 

@@ -36,11 +36,18 @@ class Claim:
     expected: str
     verdict: str  # "holds", "fails", or "level": so few runs cannot tell
     source: str  # who says what is expected: PAPER, RERUN or OURS
-    reason: str | None = None  # why it does not hold, where that is known
+    reason: str | None = None  # why it would not hold, as far as what was measured tells; told where it does not
 
     @property
     def holds(self) -> bool:
         return self.verdict == "holds"
+
+    @property
+    def why_not(self) -> str | None:
+        return None if self.holds else self.reason
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name, value in (asdict(self) | {"reason": self.why_not}).items() if value is not None}
 
 
 def told(holds: bool) -> str:
@@ -140,14 +147,15 @@ class Reproduction:
             table.add_row(claim.claim, str(claim.measured), claim.expected, claim.source, verdict)
         console.print(table)
         for claim in self.claims:
-            if claim.reason and not claim.holds:
-                console.print(f"{claim.verdict}: {claim.claim}: {claim.reason}", highlight=False, markup=False)
+            if claim.why_not:
+                console.print(f"{claim.verdict}: {claim.claim}: {claim.why_not}", highlight=False, markup=False)
         if self.stopped:
             console.print("stopped: only what was finished is shown")
 
     def as_json(self) -> dict[str, Any]:
-        claims = [{name: value for name, value in asdict(claim).items() if value is not None} for claim in self.claims]
         return {
-            "claims": claims, "tables": [asdict(listing) for listing in self.tables], "stopped": self.stopped,
+            "claims": [claim.as_json() for claim in self.claims],
+            "tables": [asdict(listing) for listing in self.tables],
+            "stopped": self.stopped,
             "records": {part: record.as_json() for part, record in self.records.items()},
-        }  # fmt: skip
+        }

@@ -169,14 +169,21 @@ def claims_of(task: str, outcomes: dict[str, Outcome]) -> list[Claim]:
 def as_good(claim: str, one: Outcome, other: Outcome, expected: str) -> Claim:
     lost, text = difference(one, other)
     verdict = intervals.verdict(Interval(-lost.mean, lost.half), WITHIN)
-    return Claim(claim, text, f"{expected}: at most {WITHIN:.0%} worse", verdict, PAPER)
+    return Claim(claim, text, f"{expected}: at most {WITHIN:.0%} worse", verdict, PAPER, _for_less(one, other))
 
 
 def worse(claim: str, one: Outcome, other: Outcome, expected: str) -> Claim:
     lost, text = difference(one, other)
-    return Claim(
-        claim, text, f"{expected}: more than {WITHIN:.0%} worse", intervals.verdict(lost, -WITHIN), OURS
-    )  # fmt: skip
+    verdict = intervals.verdict(lost, -WITHIN)
+    return Claim(claim, text, f"{expected}: more than {WITHIN:.0%} worse", verdict, OURS)
+
+
+def _for_less(one: Outcome, other: Outcome) -> str:
+    failure = one.failure or other.failure
+    if failure:
+        return f"failed: {failure}"
+    share, rounds = one.total("bytes_sent") / other.total("bytes_sent"), one.total("rounds")
+    return f"it sends {share:.2g} of the other's bytes, in {rounds:.0f} rounds"
 
 
 def difference(one: Outcome, other: Outcome) -> tuple[Interval, str]:

@@ -89,6 +89,7 @@ def claims_of(outcomes: RunsByPolicy, fixed: Iterable[str], title: str, source: 
     for name in (LEARNER, CARRIED):
         if name not in outcomes:
             continue
+        closeness = intervals.paired(*([run.accuracy for run in outcomes[each]] for each in (name, EXACT)))
         claims += [
             Claim(
                 claim=f"{name}: reaches the target no later than the best fixed level{on}",
@@ -96,18 +97,18 @@ def claims_of(outcomes: RunsByPolicy, fixed: Iterable[str], title: str, source: 
                 expected=f"{_seconds_text(seconds[best])} ({best}), certainly less than {WORTH:g} times that",
                 verdict=_no_later(seconds[name], seconds[best]),
                 source=source,
+                reason=_times_text(seconds[name], seconds[best]),
             ),
             Claim(
                 claim=f"{name}: same final accuracy as 16 bit{on}",
                 measured=f"{accuracy[name]:.3f}",
                 expected=f"at least {accuracy[EXACT]:.3f} less {WITHIN}",
-                verdict=intervals.verdict(
-                    intervals.paired(*([run.accuracy for run in outcomes[each]] for each in (name, EXACT))), WITHIN
-                ),
+                verdict=intervals.verdict(closeness, WITHIN),
                 source=source,
+                reason=f"the difference is {closeness.text('+.3f')}",
             ),
         ]
-    claims.append(_learning_claim(seconds, on))
+    claims.append(_learning_claim(outcomes, seconds, on))
     if source == PAPER and "60mbit" in title:  # where the wire rules
         early, late = ([_level([run], first=first) for run in outcomes[LEARNER]] for first in (True, False))
         claims.append(
@@ -122,14 +123,19 @@ def claims_of(outcomes: RunsByPolicy, fixed: Iterable[str], title: str, source: 
     return claims
 
 
-def _learning_claim(seconds: Seconds, on: str) -> Claim:
+def _learning_claim(outcomes: RunsByPolicy, seconds: Seconds, on: str) -> Claim:
     without, learnt = _reached(seconds, STILL, LEARNER)
+    first, last = (
+        " and ".join(f"{_level(outcomes[name], first=first):.2g}" for name in (LEARNER, STILL))
+        for first in (True, False)
+    )
     return Claim(
         claim=f"learning helps: mqgrad is at the target before the same rule without learning{on}",
         measured=_seconds_text(seconds[LEARNER]),
         expected=f"less than {_seconds_text(seconds[STILL])}",
         verdict=_above(intervals.ratio(without, learnt)) if learnt else "level",
         source=OURS,
+        reason=f"with learning and without the level is {first} in the first quarter, {last} in the last",
     )
 
 
@@ -154,6 +160,11 @@ def _no_later(ours: list[float], theirs: list[float]) -> str:
     if not all(map(math.isfinite, theirs)):
         return "holds"
     return intervals.on_par(intervals.ratio(theirs, ours), math.log(WORTH))
+
+
+def _times_text(ours: list[float], theirs: list[float]) -> str:
+    ratios = (f"{a / b:.2g}" if math.isfinite(a) else "never there" for a, b in zip(ours, theirs, strict=True))
+    return f"its seconds over those of the best, seed by seed: {', '.join(ratios)}"
 
 
 def _seconds_text(seconds: list[float]) -> str:

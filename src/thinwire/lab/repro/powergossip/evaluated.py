@@ -261,6 +261,7 @@ def _on_par(power: str, peer: str, study: Study) -> Claim:
         expected=f"not behind, or by less than {KEPT_POINTS:g} points",
         verdict=intervals.on_par(ahead, KEPT_POINTS),
         source=PAPER,
+        reason=_for_less(power, peer, study),
     )
 
 
@@ -272,4 +273,10 @@ def _beats(power: str, peer: str, study: Study) -> Claim:
         expected="above 0",
         verdict=intervals.verdict(ahead),
         source=PAPER,
+        reason=_for_less(power, peer, study),
     )
+
+
+def _for_less(power: str, peer: str, study: Study) -> str:
+    ours, theirs = (mean(run.bytes_per_step for run in study.found[name]) for name in (power, peer))
+    return f"it sends {ours / theirs:.2g} of the other's bytes"

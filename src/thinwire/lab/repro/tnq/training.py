@@ -160,7 +160,7 @@ def below(text: str, ours: Sequence[float], theirs: Sequence[float], source: str
         ends = [math.exp(end) for end in (ratio.mean, ratio.low, ratio.high)]
         measured = f"{ends[0]:.3f} of it, 95% interval {ends[1]:.3f} to {ends[2]:.3f}"
         verdict = intervals.verdict(Interval(-ratio.mean, ratio.half))
-    return Claim(text, measured, "below 1", verdict, source, None if verdict == "holds" else reason)
+    return Claim(text, measured, "below 1", verdict, source, reason)
 
 
 def _bound_claims(

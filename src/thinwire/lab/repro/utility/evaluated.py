@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from thinwire.lab.report import intervals
 from thinwire.lab.report.table import WORTH, SchemeRow, times
 from thinwire.lab.repro.claims import OURS, PAPER, Claim, told
+from thinwire.lab.repro.utility import reasons
 from thinwire.lab.repro.utility.ladders import (
     BASELINES,
     BF16,
@@ -60,7 +61,11 @@ class RungResult:
 def where(record: Record) -> str:
     """The task and the link, for every claim of them."""
     plan = record.runs[0].plan
-    return f"{plan.task.partition('(')[0]}, {'loopback' if plan.network == 'none' else plan.network}"
+    return f"{plan.task.partition('(')[0]}, {_named(plan.network)}"
+
+
+def _named(network: str) -> str:
+    return "loopback" if network == "none" else network
 
 
 def claims_of(results: Sequence[RungResult], record: Record) -> list[Claim]:
@@ -89,7 +94,10 @@ def _sooner(before: RungResult, after: RungResult, text: str, source: str) -> Cl
         verdict = intervals.verdict(intervals.ratio([first[seed] for seed in both], [second[seed] for seed in both]))
     else:
         verdict = "level" if before.seconds == after.seconds else told(after.seconds < before.seconds)
-    return Claim(text, f"{seconds_text(after)} against {seconds_text(before)}", "sooner", verdict, source)
+    return Claim(
+        text, f"{seconds_text(after)} against {seconds_text(before)}", "sooner", verdict, source,
+        reasons.of_two(before.row, after.row),
+    )  # fmt: skip
 
 
 def _by_seed(result: RungResult) -> dict[int, float]:
@@ -125,6 +133,7 @@ def _baseline_claims(results: Sequence[RungResult], by_rung: dict[Rung, RungResu
             f"at least {WORTH:g}x",
             _worth(fp16, by_rung.get(FP32)),
             PAPER,
+            reasons.of_wires({f"under {rung.spec}": by_rung[rung].row for rung in (FP32, FP16) if rung in by_rung}),
         ),
         Claim(
             f"{at}: some schemes pay against fp32 but not against fp16",
@@ -132,6 +141,7 @@ def _baseline_claims(results: Sequence[RungResult], by_rung: dict[Rung, RungResu
             "fewer against fp16",
             told(by_fp16 < by_fp32),
             PAPER,
+            reasons.of_paying([each.row for each in results if each.rung.spec in paying(results, "fp16")], fp16.row),
         ),
     ]
     if BF16 in by_rung:
@@ -158,10 +168,18 @@ def between_links(by_link: dict[str, list[RungResult]], task: str) -> list[Claim
     return [
         Claim(
             f"{task.partition('(')[0]}: the faster the link, the fewer schemes pay against fp16",
-            ", ".join(f"{count} on {'loopback' if link == 'none' else link}" for link, count in counts.items()),
+            ", ".join(f"{count} on {_named(link)}" for link, count in counts.items()),
             "fewer and fewer",
             told(falling == sorted(falling, reverse=True) and falling[-1] < falling[0]),
             PAPER,
+            reasons.of_wires(
+                {
+                    f"on {_named(link)}": each.row
+                    for link, results in by_link.items()
+                    for each in results
+                    if each.rung == FP16
+                }
+            ),
         )
     ]
 
@@ -209,6 +227,7 @@ def _early_claim(results: Sequence[RungResult], fp16: RungResult, at: str) -> Cl
         "at least one",
         "level" if untold else told(bool(lower)),
         PAPER,
+        reasons.of_leading([each.row for each in leading]),
     )
 
 
@@ -218,7 +237,9 @@ def _early_claim(results: Sequence[RungResult], fp16: RungResult, at: str) -> Cl
 def error_claims(part: str, errors: dict[str, tuple[float, float]]) -> list[Claim]:
     """What each change does to vNMSE on this part's gradients, early and late; these do not vary from run to run."""
 
-    def less(first: Rung, second: Rung, text: str, source: str, factor: float = 1.0) -> list[Claim]:
+    def less(
+        first: Rung, second: Rung, text: str, source: str, factor: float = 1.0, reason: str | None = None
+    ) -> list[Claim]:
         if first.spec not in errors or second.spec not in errors:
             return []
         ours, theirs = errors[first.spec], errors[second.spec]
@@ -231,13 +252,16 @@ def error_claims(part: str, errors: dict[str, tuple[float, float]]) -> list[Clai
                 "less" if factor == 1 else f"{factor:g}x at most",
                 told(holds),
                 source,
+                reason,
             )
         ]
 
     return [
         *less(CODED, CHUNKS, "Top-k with coded places errs less than TopKC", PAPER),
         *less(CHUNKS, SHUFFLED, "TopKC errs less than with elements shuffled: it lives on locality", OURS),
-        *less(PARTIAL, FULL, "a partial rotation errs about as much as a full one", PAPER, CLOSE),
+        *less(
+            PARTIAL, FULL, "a partial rotation errs about as much as a full one", PAPER, CLOSE, reasons.ROTATED_TOGETHER
+        ),
         *less(TABLE, PARTIAL, "THC's look-up table errs less than even levels", OURS),
         *(
             claim

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from thinwire.lab.report import table
-from thinwire.lab.report.table import number_text, score_text, times
+from thinwire.lab.report.table import difference_text, number_text, score_text, times
 from thinwire.lab.repro.claims import Listing
 from thinwire.lab.repro.utility.evaluated import RungResult, compressed_of, plateau, seconds_text
 from thinwire.lab.repro.utility.ladders import FP16
@@ -19,7 +19,7 @@ def result_table(results: Sequence[RungResult], record: Record) -> Listing:
     for each in results:
         row = each.row
         error = "" if each.vnmse is None else f"{each.vnmse[0]:.2g}, {each.vnmse[1]:.2g}"
-        difference = "" if row.difference is None or each.rung == FP16 else _points(row)
+        difference = "" if row.difference is None or each.rung == FP16 else difference_text(row)
         rows.append([
             each.rung.title, each.rung.name, number_text(row.bytes_per_step, ".3f", 1e-6), error,
             "+".join(number_text(seconds, ".0f", 1e3) for seconds in row.phases.values()),
@@ -39,12 +39,6 @@ def result_table(results: Sequence[RungResult], record: Record) -> Listing:
         columns,
         rows,
     )
-
-
-def _points(row: table.SchemeRow) -> str:
-    """Better than the baseline by so much, with its 95% interval."""
-    assert row.difference is not None
-    return row.difference.text("+.1f", 100) if row.metric == "accuracy" else row.difference.text("+.3f")
 
 
 def order_table(results: Sequence[RungResult], record: Record) -> Listing:
