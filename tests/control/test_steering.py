@@ -3,6 +3,7 @@
 import math
 import os
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import thinwire as tw
 from helpers.models import batch, digest, mlp
 from helpers.training import loss_of
 from helpers.world import run_world
+from thinwire import steering
 from thinwire.reducer import Reducer
 
 
@@ -188,6 +190,23 @@ def _signal(feedback, scheme):
 def test_the_signal_is_found_whatever_messages_lose(feedback, scheme):
     first, second = run_world(_signal, 2, feedback, scheme)
     assert first == second == pytest.approx(1.0, abs=0.25)
+
+
+def _evaluating():
+    """The seconds of a step by a clock on which steps take a tenth, and evaluations between them half a minute."""
+    clock = [0.0]
+    steering.time = SimpleNamespace(perf_counter=lambda: clock[0])
+    model = DDP(mlp())
+    with tw.attach(model, "qsgd", controller="mqgrad(levels_from=(2, 4), rate=0, growth=0)") as wire:
+        for step in range(40):
+            clock[0] += 0.1 + 30 * (step % 5 == 4)
+            levels_and_bytes(model, wire, dist.get_rank(), 1)
+        wire.steering.settle()
+        return wire.steering.controller._seconds.of(wire.steering.controller.levels[0])
+
+
+def test_a_step_is_as_long_as_it_takes_without_evaluation_and_checkpoints():
+    assert run_world(_evaluating, 2) == pytest.approx([0.1, 0.1], rel=0.01)
 
 
 def _silent():
