@@ -215,5 +215,6 @@ def test_seeds_that_all_settings_have_are_kept(monkeypatch):
     finetuning.add_table("anywhere", None, found)
     assert found.stop.stopped and found.tables[0].title.endswith("1 seeds") and len(found.tables[0].rows) == 6
     assert [claim.verdict for claim in found.claims] == ["level"] * 3  # one seed tells nothing
+    assert {claim.why_not for claim in found.claims} == {"in the first rounds, seed by seed: 10.0%"}
     finetuning.add_table("anywhere", None, found)
     assert found.tables[1].rows == []

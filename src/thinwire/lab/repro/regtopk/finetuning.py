@@ -139,4 +139,5 @@ def _fading(source: str, local: int, outcomes: Sequence[Outcome]) -> Claim:
         expected="less later",
         verdict=intervals.verdict(intervals.paired(early, late)),
         source=OURS,
+        reason=f"in the first rounds, seed by seed: {', '.join(f'{share:.1%}' for share in early)}",
     )
